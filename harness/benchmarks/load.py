@@ -1,17 +1,17 @@
 """Turn rows of data into checked problems with prompt and gold. A fault is refused before a model loads."""
 
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
+from types import UnionType
 from typing import Any, NamedTuple
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from kvsweep.harness.benchmarks.config import WRONG_OPTIONS, BenchmarkConfig, FieldName
+from kvsweep.harness.benchmarks.config import FIELDS, WRONG_OPTIONS, BenchmarkConfig, FieldName
 from kvsweep.harness.benchmarks.golds import SOLUTION_END, read_gold, text_fault, text_warning
 from kvsweep.harness.benchmarks.options import (
     LETTERS,
@@ -52,7 +52,6 @@ class Prompt(NamedTuple):
 
 def read_prompt(name: str) -> Prompt:
     """Read a template by its name in conf/prompt, or by its path; raises UserError if there is none."""
-    fault = "is neither a name nor a readable file"  # what an error below means, until the text is read
     try:
         path = PROMPTS / f"{name}.jinja"
         if not path.is_file():
@@ -60,14 +59,13 @@ def read_prompt(name: str) -> Prompt:
         if not path.is_file():  # reading a pipe or a device might never end
             raise FileNotFoundError
         text = path.read_text(encoding="utf-8-sig").rstrip("\n")
-        fault = "is no template"
         template = ImmutableSandboxedEnvironment(
             undefined=jinja2.StrictUndefined, keep_trailing_newline=True
         ).from_string(text)
     except Exception as error:  # Python's compiler, too, can refuse what jinja2 makes of a template
         choices = ", ".join(sorted(path.stem for path in PROMPTS.glob("*.jinja")))
-        reason = f"benchmark.prompt={name!r:.80} {fault} ({type(error).__name__})"
-        raise UserError(f"{reason}; choose one of {choices}, or give a path.") from None
+        reason = f"is neither a name nor a readable file, or is no template ({type(error).__name__})"
+        raise UserError(f"benchmark.prompt={name!r:.80} {reason}; choose one of {choices}, or give a path.") from None
     return Prompt(name=name, template=template)
 
 
@@ -89,7 +87,6 @@ def load_problems(config: BenchmarkConfig, *, only_estimated: bool = False) -> B
     If a sweep is `only_estimated`, `expected_count` stand-ins take the place of a hub dataset that cannot be had.
     """
     rows, origin, config = read_source(config, only_estimated=only_estimated)
-    config = _of_local_file(rows, config)
     rows = _filtered(rows, config, origin)
     problems, questions = _problems(rows, config, origin)
     problems_hash = content_hash([[problem.id, problem.prompt, problem.gold] for problem in problems])
@@ -115,104 +112,86 @@ def question_hash(text: str) -> str:
     return content_hash(" ".join(text.split()))
 
 
-def _of_local_file(rows: list[FileRow], config: BenchmarkConfig) -> BenchmarkConfig:
-    """Drop `answer_after` if a local file replaces a hub dataset and every row has only the answer."""
-    if config.source != "hub" or config.path is None or config.answer_after is None:
-        return config
-    column = _find("answer", config, rows)
-    if column is None:
-        return config
-    for row in rows:
-        if config.answer_after in str(row.values.get(column)):
-            return config
-    return replace(config, answer_after=None)
-
-
 def _filtered(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> list[FileRow]:
-    """Return the rows that `keep_if` accepts."""
+    """Return the rows that `keep_if` accepts; raises UserError if there is none."""
+    if not rows:
+        raise UserError(f"{origin} holds no problems; give data with at least one.")
     for column, text in (config.keep_if or {}).items():
-        if rows and not any(column in row.values for row in rows):
-            missing = f"no column {column!r}, which benchmark.keep_if names, its columns are {_names(rows)}"
-            raise UserError(f"{origin} has {missing}; correct it, or set benchmark.keep_if=null to take all rows.")
         rows = [row for row in rows if text in str(row.values.get(column))]
         if not rows:
             raise UserError(f"{origin} has no row with {text!r} in column {column!r}; correct benchmark.keep_if.")
     return rows
 
 
+def _columns(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> dict[FieldName, str]:
+    """Return the column of each field: the configured one, or else one of the field's name.
+
+    Raises UserError, with the columns that there are, if no column has a field; only ids need none.
+    """
+    existing = set[str]().union(*(row.values for row in rows))
+    columns = dict[FieldName, str]()
+    for name in (*FIELDS, *config.columns):
+        configured = config.columns.get(name, name)
+        if configured in existing:
+            columns[name] = configured
+        elif configured and name in existing:
+            columns[name] = name
+        elif name != "id":
+            missing = f"no column {configured!r}, its columns are {', '.join(map(repr, rows[0].values))}"
+            raise UserError(f"{origin} has {missing}; name the right one with benchmark.columns.{name}=NAME.")
+    return columns
+
+
 def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> tuple[list[Problem], list[str]]:
-    """Return the problems and the texts of their questions."""
-    if not rows:
-        raise UserError(f"{origin} holds no problems; give data with at least one.")
-    questions = _questions(rows, config, origin)
-    template = read_prompt(config.prompt)
-    prompts = [template.ask(question.text, question.options) for question in questions]
-    if config.answer_kind == "letter" and not config.has_options:
-        for question, prompt in zip(questions, prompts, strict=True):
-            check_letter(question.row, prompt, question.gold, question.id)
-    group_column = None
-    if "group" in config.columns:
-        group_column = _require("group", config, rows, origin)
-    problems = []
-    for question, prompt in zip(questions, prompts, strict=True):
-        group = None if group_column is None else str(_value(question.row, group_column, "group"))
-        problems.append(Problem(id=question.id, prompt=prompt, gold=question.gold, group=group))
-    return problems, [question.text for question in questions]
+    """Return the problems and the texts of their questions.
 
-
-class _Question(NamedTuple):
-    """A row of data as it is asked; `options` are by letter, empty without any."""
-
-    row: FileRow
-    id: str
-    text: str
-    options: dict[str, str]
-    gold: str
-
-
-def _questions(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> list[_Question]:
-    """Return a question for each row; raises UserError for a row that cannot be asked, or is an earlier one again."""
-    problem_column = _require("problem", config, rows, origin)
-    answer_column = _require("answer", config, rows, origin)
-    wrong_names = WRONG_OPTIONS if config.has_options else ()
-    wrong_columns = [_require(name, config, rows, origin) for name in wrong_names]
+    Raises UserError for a row that cannot be asked, or is an earlier one again.
+    """
+    columns = _columns(rows, config, origin)
+    config = _of_local_file(rows, columns["answer"], config)
     if config.leave_out_faulty and not config.has_options:  # of options, any text is an answer
-        rows = _with_comparable_answers(rows, answer_column, config)
-    texts = [_problem_text(row, problem_column) for row in rows]
-    _warn_of_lost_backslash(rows, problem_column)
-    ids = _ids(rows, texts, _find("id", config, rows))
+        rows = _with_comparable_answers(rows, columns["answer"], config)
+    template = read_prompt(config.prompt)
+    texts = [_text(row, columns["problem"], "problem text", str) for row in rows]
+    _warn_of_lost_backslash(rows, columns["problem"])
+    ids = _ids(rows, texts, columns.get("id"))
     # The number of the choice behind each letter, by problem; empty without options.
     orders = option_orders(ids, config.option_seed, config.option_order) if config.has_options else {}
     first_rows = dict[tuple[str, ...], str]()  # place of the first row of each problem with its options
-    questions = []
+    problems = []
     for row, text, problem_id in zip(rows, texts, ids, strict=True):
         options = dict[str, str]()
         if config.has_options:
+            choices = [_text(row, columns[name], "option", _NUMBER) for name in ("answer", *WRONG_OPTIONS)]
+            check_options(choices, row)
             order = orders[problem_id]
-            choices = _choices(row, [answer_column, *wrong_columns], problem_id)
             for letter, number in zip(LETTERS, order, strict=True):
                 options[letter] = choices[number]
             gold = LETTERS[order.index(0)]  # 0 is the right option
         else:
             # Beside a question for a letter, any list may be its options; beside others many are none, such as tags.
-            check_lists(row, text, problem_id, named=config.answer_kind != "letter")
-            gold = _gold(row, answer_column, config, problem_id)
+            check_lists(row, text, named=config.answer_kind != "letter")
+            gold = _gold(row, columns["answer"], config)
         content = (text, *sorted(options.values()))  # sorted: another id gives the same options other letters
         if content in first_rows:
             again = f"{row.where} has the problem of {first_rows[content]} again"
             raise UserError(f"{again}, under another id; delete one.")
         first_rows[content] = row.where
-        questions.append(_Question(row, problem_id, text, options, gold))
-    return questions
+        prompt = template.ask(text, options)
+        if config.answer_kind == "letter" and not options:
+            check_letter(row, prompt, gold)
+        group = str(_value(row, columns["group"], "group")) if "group" in columns else None
+        problems.append(Problem(id=problem_id, prompt=prompt, gold=gold, group=group))
+    return problems, texts
 
 
-def _choices(row: FileRow, columns: list[str], problem_id: str) -> list[str]:
-    """Return a question's options, the right one first, from their columns; refuses options that cannot be asked."""
-    choices = []
-    for column in columns:
-        choices.append(_text_or_number(row, column, "option"))
-    check_options(choices, row, problem_id)
-    return choices
+def _of_local_file(rows: list[FileRow], column: str, config: BenchmarkConfig) -> BenchmarkConfig:
+    """Drop `answer_after` if a local file replaces a hub dataset and every row has only the answer."""
+    if config.source != "hub" or config.path is None:
+        return config
+    after = config.answer_after or ""
+    has_solutions = any(after in str(row.values.get(column)) for row in rows)
+    return config if has_solutions else replace(config, answer_after=None)
 
 
 def _with_comparable_answers(rows: list[FileRow], column: str, config: BenchmarkConfig) -> list[FileRow]:
@@ -221,7 +200,7 @@ def _with_comparable_answers(rows: list[FileRow], column: str, config: Benchmark
     faults = list[UserError]()
     for row in rows:
         try:
-            _gold(row, column, config, row.where)  # only for its refusal, which names the place: ids are read later
+            _gold(row, column, config)
         except UserError as fault:
             faults.append(fault)
         else:
@@ -232,36 +211,14 @@ def _with_comparable_answers(rows: list[FileRow], column: str, config: Benchmark
     return comparable
 
 
-def _names(rows: list[FileRow]) -> str:
-    """Return the names of the first row's columns, for a message."""
-    return ", ".join(map(repr, rows[0].values))
-
-
-def _find(name: FieldName, config: BenchmarkConfig, rows: list[FileRow]) -> str | None:
-    """Return the column that has a field: the configured one, or else one of the field's name; None without either."""
-    configured = config.columns.get(name, name)
-    if configured is None:
-        return None
-    for column in (configured, name):
-        if any(column in row.values for row in rows):
-            return column
-    return None
-
-
-def _require(name: FieldName, config: BenchmarkConfig, rows: list[FileRow], origin: str) -> str:
-    """Return the column that has a field; raises UserError, with the columns that there are, if none has it."""
-    column = _find(name, config, rows)
-    if column is None:
-        missing = f"no column {config.columns.get(name, name)!r}, its columns are {_names(rows)}"
-        raise UserError(f"{origin} has {missing}; name the right one with benchmark.columns.{name}=NAME.")
-    return column
-
-
 def _ids(rows: list[FileRow], texts: list[str], column: str | None) -> list[str]:
     """Return each row's id, without a column of ids a hash of its text; raises UserError if two rows have the same."""
     first_rows = dict[str, str]()  # place of the row that has an id
     for row, text in zip(rows, texts, strict=True):
-        problem_id = content_hash(text) if column is None else _id(row, column)
+        problem_id = content_hash(text) if column is None else _text(row, column, "id", _NUMBER)
+        # Some writers turn an integer column with missing values into floats.
+        if column is not None and isinstance(row.values[column], float):
+            problem_id = problem_id.removesuffix(".0")
         if problem_id in first_rows:
             repeated = "problem text" if column is None else f"id {problem_id!r}"
             again = f"{row.where} has the {repeated} of {first_rows[problem_id]} again"
@@ -270,27 +227,19 @@ def _ids(rows: list[FileRow], texts: list[str], column: str | None) -> list[str]
     return list(first_rows)  # in the order of the rows
 
 
-def _id(row: FileRow, column: str) -> str:
-    value = row.values.get(column)
-    # Some writers turn an integer column with missing values into floats.
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return _text_or_number(row, column, "id")
+_NUMBER = str | int | float | Decimal  # or a text
 
 
-def _text_or_number(row: FileRow, column: str, noun: str) -> str:
-    """Return a row's id or option as text; refuses a value that is neither text nor number."""
-    value = _value(row, column, noun)
-    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
-        raise UserError(f"{row.where} has the {noun} {value!r:.60}, which is no text or number; correct it.")
-    return _whole_text(str(value), row)
-
-
-def _problem_text(row: FileRow, column: str) -> str:
-    value = _value(row, column, "problem text")
-    if not isinstance(value, str):
-        raise UserError(f"{row.where} has the problem {value!r:.60}, which is not text; correct it.")
-    return _whole_text(value, row)
+def _text(row: FileRow, column: str, meaning: str, kind: UnionType | type) -> str:
+    """Return a row's value as text; raises UserError for a value that is missing, of another kind, or no whole text."""
+    value = _value(row, column, meaning)
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise UserError(f"{row.where} has the {meaning} {value!r:.60}, which is not text; correct it.")
+    text = str(value)
+    fault = text_fault(text)
+    if fault:
+        raise UserError(f"{row.where} {fault}; correct it.")
+    return text.strip()
 
 
 def _warn_of_lost_backslash(rows: list[FileRow], column: str) -> None:
@@ -302,10 +251,10 @@ def _warn_of_lost_backslash(rows: list[FileRow], column: str) -> None:
             return
 
 
-def _gold(row: FileRow, column: str, config: BenchmarkConfig, problem_id: str) -> str:
+def _gold(row: FileRow, column: str, config: BenchmarkConfig) -> str:
     """Return a row's gold in comparable form, what stands behind `answer_after`; refuses one that none can equal."""
-    value = _value(row, column, f"answer of problem {problem_id!r:.60}")
-    place = f"{row.where} has the answer {value!r:.60} of problem {problem_id!r:.60}, which"
+    value = _value(row, column, "answer")
+    place = f"{row.where} has the answer {value!r:.60}, which"
     after = config.answer_after
     if after is None:
         if SOLUTION_END in str(value):
@@ -325,14 +274,6 @@ def _gold(row: FileRow, column: str, config: BenchmarkConfig, problem_id: str) -
 def _value(row: FileRow, column: str, meaning: str) -> object:
     """Return a row's value; raises UserError, which calls it by its `meaning`, if it is missing or blank."""
     value = row.values.get(column)
-    is_nan = isinstance(value, float) and math.isnan(value)
-    if value is None or is_nan or not str(value).strip():
+    if value is None or value != value or not str(value).strip():  # NaN differs from itself
         raise UserError(f"{row.where} has no {meaning} in column {column!r}; fill it in or delete the row.")
     return value
-
-
-def _whole_text(text: str, row: FileRow) -> str:
-    fault = text_fault(text)
-    if fault:
-        raise UserError(f"{row.where} {fault}; correct it.")
-    return text.strip()

@@ -48,24 +48,25 @@ def _digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def check_options(choices: Sequence[str], row: FileRow, problem_id: str) -> None:
+def check_options(choices: Sequence[str], row: FileRow) -> None:
     """Refuse equal options, options that carry their own letters, and a letter as the right option, the first."""
-    place = f"{row.where} has, for problem {problem_id!r:.60},"
     for choice in choices:
         if choices.count(choice) > 1:
-            raise UserError(f"{place} the option {choice!r:.60} twice; options must differ, so correct one.")
+            raise UserError(f"{row.where} has the option {choice!r:.60} twice; options must differ, so correct one.")
     right, *wrong = choices
     # A question about letters, such as "which blood type", has letters as all its options.
     if right in LETTERS and all(len(choice) > 1 for choice in wrong):
         fault = f"the right option {right!r}, a letter beside options that are texts"
-        raise UserError(f"{place} {fault}; give a column with the right option's text as benchmark.columns.answer.")
+        raise UserError(
+            f"{row.where} has {fault}; give a column with the right option's text as benchmark.columns.answer."
+        )
     labels = [label[1] for label in map(_LABEL.match, choices) if label]
     if sorted(labels) == [*LETTERS]:
         fault = f"options with letters of their own, such as {right!r:.60}"
-        raise UserError(f"{place} {fault}; delete these letters, since kvsweep writes its own.")
+        raise UserError(f"{row.where} has {fault}; delete these letters, since kvsweep writes its own.")
 
 
-def check_letter(row: FileRow, prompt: str, gold: str, problem_id: str) -> None:
+def check_letter(row: FileRow, prompt: str, gold: str) -> None:
     """Refuse a letter as the gold of a problem that is asked without options."""
     needed = LETTERS[: max(2, LETTERS.index(gold) + 1)]  # A and B, and those up to the gold
     for letter in needed:
@@ -75,30 +76,28 @@ def check_letter(row: FileRow, prompt: str, gold: str, problem_id: str) -> None:
         before_label = r"[^\w\s]|\s*$|\s{2}|\s(?:or|and)\b"
         label = rf"(?<![^\W_]){letter}(?={before_label})"
         if not re.search(f"{at_start}|{label}", prompt, re.MULTILINE):
-            fault = f"the answer {gold} of problem {problem_id!r:.60}, which is asked without an option {letter}"
-            raise UserError(f"{row.where} has {fault}; {_HINT}.")
+            raise UserError(f"{row.where} has the answer {gold} and is asked without an option {letter}; {_HINT}.")
 
 
-def check_lists(row: FileRow, text: str, problem_id: str, *, named: bool) -> None:
+def check_lists(row: FileRow, text: str, *, named: bool) -> None:
     """Refuse a list of texts beside a problem that does not contain them: options that no prompt would ask.
 
     `named`: only in a column with a name that promises options.
     """
     for column, value in row.values.items():
-        if named and column.lower() not in _OPTION_COLUMNS:
-            continue
-        if not all(choice in text for choice in _texts(value)):
-            fault = f"a list in column {column!r}, which no prompt asks, for problem {problem_id!r:.60}"
-            raise UserError(f"{row.where} has {fault}; {_HINT}, or delete the column.")
+        is_candidate = not named or column.lower() in _OPTION_COLUMNS
+        if is_candidate and isinstance(value, list | Mapping) and not all(choice in text for choice in _texts(value)):
+            hint = f"{_HINT}, or delete the column"
+            raise UserError(f"{row.where} has a list in column {column!r}, which no prompt asks; {hint}.")
 
 
 def _texts(value: object) -> list[str]:
-    """Return the texts in a list, or in an object's values; none for any other value."""
-    if isinstance(value, list):
-        return [str(text).strip() for text in value]
-    if not isinstance(value, Mapping):
-        return []
+    """Return the texts of a value: one, or those in a list and in an object's values."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if not isinstance(value, list):
+        return [str(value).strip()]
     texts = []
-    for inner in value.values():
-        texts += _texts(inner) if isinstance(inner, list) else [str(inner).strip()]
+    for inner in value:
+        texts += _texts(inner)
     return texts

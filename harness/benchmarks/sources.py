@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvsweep.harness.benchmarks.config import FIELDS, WRONG_OPTIONS, BenchmarkConfig
+from kvsweep.harness.benchmarks.config import WRONG_OPTIONS, BenchmarkConfig
 from kvsweep.harness.models.hub import is_lfs_pointer, is_reachable
 from kvsweep.harness.settings import build
 from kvsweep.messages.errors import UserError
@@ -53,18 +53,16 @@ def _stand_ins(config: BenchmarkConfig, reason: UserError) -> tuple[list[FileRow
     """Return `expected_count` questions of one length, to estimate a sweep of a data set that cannot be had here."""
     counted = f"{config.expected_count} questions of {_STAND_IN_CHARS:,} characters (benchmark.expected_count)"
     print(f"{reason} The dry run counts {counted}, and no stored cell of theirs as done.", file=sys.stderr)
-    options: dict[str, Any] = {name: str(number) for number, name in enumerate(WRONG_OPTIONS, start=1)}
     # The right option is "A" or "0", the wrong ones are "1" to "3", which nothing reads in a benchmark without options.
     # A question for a letter without option columns has its options in its text.
-    answer = "A" if config.answer_kind == "letter" else "0"
+    values: dict[str, Any] = {name: str(number) for number, name in enumerate(WRONG_OPTIONS, start=1)}
+    values["answer"] = "A" if config.answer_kind == "letter" else "0"
     rows = []
     for number in range(int(config.expected_count or 0)):  # the caller has seen that it is not None
         # Of two benchmarks no question is the same.
         problem = f"{config.name} {number} (A) (B)".ljust(_STAND_IN_CHARS, "?")
-        values: dict[str, Any] = {"id": number, "problem": problem, "answer": answer, **options}
-        rows.append(FileRow(f"{config.hub_id} row {number}", values))
-    names = (FIELDS + WRONG_OPTIONS) if config.has_options else FIELDS
-    columns = {name: name for name in names}
+        rows.append(FileRow(f"row {number}", values | {"id": number, "problem": problem, "group": number}))
+    columns = {name: name for name in config.columns}
     fitting = replace(config, columns=columns, answer_after=None, keep_if=None, expected_hash=None)
     return rows, _hub_origin(config), fitting
 
@@ -74,14 +72,14 @@ def _read_toy(config: BenchmarkConfig) -> list[FileRow]:
     from kvsweep.harness.toy import tasks, word_problems
 
     task = str(config.task)
-    if task in word_problems.BENCHMARKS:
-        toys = word_problems.problems(task, count=config.count)
-    elif task in tasks.TASKS:
-        toys = list(tasks.problems(task, count=config.count))
-    else:
-        names = ", ".join([*tasks.TASKS, *word_problems.BENCHMARKS])
-        raise UserError(f"benchmark.task={task} is unknown: choose one of {names}.")
-    return [FileRow(f"toy {toy.id}", {"id": toy.id, "problem": toy.question, "answer": toy.answer}) for toy in toys]
+    generators: dict[str, Any] = dict.fromkeys(tasks.TASKS, tasks.problems)
+    generators |= dict.fromkeys(word_problems.BENCHMARKS, word_problems.problems)
+    if task not in generators:
+        raise UserError(f"benchmark.task={task} is unknown: choose one of {', '.join(generators)}.")
+    rows = []
+    for toy in generators[task](task, config.count):
+        rows.append(FileRow(f"toy {toy.id}", {"id": toy.id, "problem": toy.question, "answer": toy.answer}))
+    return rows
 
 
 def _read_hub(config: BenchmarkConfig) -> list[FileRow]:
@@ -170,13 +168,12 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
     if not is_saved and glob.escape(place) != place:
         has = "has *, ? or [ in its name, which datasets reads as a pattern"
         raise UserError(f"benchmark.path={path} {has}; rename the folder, or give a file.")
-    files = dict[str, list[str]]()  # by split: the files that are read here; empty where `datasets` reads them
     try:
         if is_saved:
             data: Any = datasets.load_from_disk(str(path))  # rows by split, or rows without splits
         else:
-            files = _files(datasets.load_dataset_builder(place))
-            data = files or datasets.load_dataset(place)
+            # Only the files of each split: `datasets` would read 007 in a CSV as 7.
+            data = datasets.load_dataset_builder(place).config.data_files
     except Exception as error:  # as in `_read_hub`, the errors have no common base class
         fault = _cache_fault(error)
         if fault:
@@ -187,11 +184,12 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
         return _dataset_rows(data, str(path))
     name = next(iter(data)) if len(data) == 1 else split  # a single split needs no name
     if name not in data:
-        raise UserError(f"benchmark.split={split} is not in {path}, which has {', '.join(data)}; choose one of these.")
-    if not files:
+        splits = ", ".join(map(str, data))
+        raise UserError(f"benchmark.split={split} is not in {path}, which has {splits}; choose one of these.")
+    if is_saved:
         return _dataset_rows(data[name], str(path))
     rows = list[FileRow]()
-    for file in files[str(name)]:
+    for file in data[name]:
         rows += rows_of_file(Path(file))
     return rows
 
@@ -205,13 +203,3 @@ def _check_entries(path: Path) -> None:
             _refuse_pointer(entry)  # else it would be read as a CSV
         if number == MOST_ENTRIES:
             raise UserError(f"benchmark.path={path} holds more than {MOST_ENTRIES:,} entries; give a file.")
-
-
-def _files(builder: Any) -> dict[str, list[str]]:
-    """Return the files of each split if kvsweep reads all itself: `datasets` would read 007 in a CSV as 7."""
-    files_of_splits = dict[str, list[str]]()
-    for split, files in (builder.config.data_files or {}).items():
-        if not all(Path(file).suffix.lower() in _SUFFIXES for file in files):
-            return {}
-        files_of_splits[str(split)] = list(files)
-    return files_of_splits

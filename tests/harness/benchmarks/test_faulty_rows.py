@@ -20,5 +20,5 @@ def test_faulty_rows_are_left_out_or_refused(tmp_path, capsys):
     benchmark = load_problems(BenchmarkConfig(**settings, leave_out_faulty=True))
     assert [problem.gold for problem in benchmark.problems] == ["2"]
     assert "2 of 3 problems are left out" in capsys.readouterr().err
-    with pytest.raises(UserError, match="no answer of problem"):
+    with pytest.raises(UserError, match="no answer in column"):
         load_problems(BenchmarkConfig(**settings))

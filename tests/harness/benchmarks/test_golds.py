@@ -120,9 +120,9 @@ def write(path: Path, *answers: object) -> Path:
     return path
 
 
-def test_the_sentence_names_place_problem_and_way_out(tmp_path):
+def test_the_sentence_names_place_answer_and_way_out(tmp_path):
     path = write(tmp_path / "p.jsonl", "5", "['7']")
-    words = (f"{path}:2 has the answer \"['7']\" of problem 'q1'", "benchmark.answer_after")
+    words = (f"{path}:2 has the answer \"['7']\"", "benchmark.answer_after")
     mistake(*words, path=path, answer_kind="expression")
 
 
@@ -141,7 +141,7 @@ class TestAnswerAfter:
 
     def test_an_answer_without_the_text(self, tmp_path):
         path = write(tmp_path / "p.jsonl", "#### 1", "72")
-        mistake("'q1', which lacks benchmark.answer_after='####'", path=path, answer_after="####")
+        mistake(":2 has the answer '72', which lacks benchmark.answer_after='####'", path=path, answer_after="####")
         mistake("is no integer", path=write(path, "72 ####"), answer_after="####")
 
     def test_a_file_in_place_of_a_hub_dataset_may_have_the_answers_alone(self, tmp_path):
