@@ -1,69 +1,20 @@
-"""Chat templates and control tokens: make a prompt from a question, and let a question be only text."""
+"""Control tokens: which texts structure a chat, and how a question that holds one is encoded as plain text."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import datetime
+from collections.abc import Collection, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Encoding, Tokenizer
-from transformers.utils import chat_template_utils
-from transformers.utils.chat_template_utils import render_jinja_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# These characters stand for a control token before a text.
-_LEAVES_BLANKS = "\ue000"  # for a token that leaves the blanks behind it
-_TAKES_BLANKS = "\ue001"  # for a token that takes them
+_STAND_IN = "\ue000"  # stands for a control token before a text
 _BRACKETED = re.compile(r"<\S.*>|\[\S.*\]", re.DOTALL)  # such as <tool_call> and [INST]
-
-
-def templated(
-    tokenizer: PreTrainedTokenizerFast, *texts: str, today: str, variables: Mapping[str, Any], asks: bool = True
-) -> str:
-    """Render texts of user and assistant in turn with the tokenizer's chat template, which gets `variables`.
-
-    If it `asks`, the result ends where the model writes. Raises ValueError without a template, with several and no
-    default, or for a variable that it does not read; a template may raise anything.
-    """
-    template = tokenizer.get_chat_template()
-    unread = [name for name in variables if not re.search(rf"\b{re.escape(name)}\b", template)]
-    if unread:
-        raise ValueError(f"it reads no variable {', '.join(unread)}, which model.template sets")
-    roles = itertools.cycle(("user", "assistant"))  # the template writes a system prompt itself
-    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
-    values = {**tokenizer.special_tokens_map, **variables}
-    with _dated(today):
-        result: Any = render_jinja_template([messages], chat_template=template, add_generation_prompt=asks, **values)
-    texts_of_chats, _ = result  # the second says which tokens are the assistant's
-    return texts_of_chats[0]
-
-
-@contextmanager
-def _dated(today: str) -> Iterator[None]:
-    """Give templates this date inside the block; transformers' templates can only ask for today's date.
-
-    They ask `datetime.now()` of the module that renders them.
-    """
-
-    class Date(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> Self:
-            return cls.fromisoformat(today)
-
-    library: Any = chat_template_utils
-    before = library.datetime
-    library.datetime = Date
-    try:
-        yield
-    finally:
-        library.datetime = before
 
 
 class ControlTokens:
@@ -133,14 +84,11 @@ class ControlTokens:
 
         A tokenizer may write a space only in front of a whole text, and a token may take the blanks behind it.
         """
-        if not before:
-            stand_in = ""
-        elif before in self._strips:
-            stand_in = _TAKES_BLANKS
-        else:
-            stand_in = _LEAVES_BLANKS
+        stand_in = _STAND_IN if before else ""
+        if before in self._strips:
+            text = text.lstrip()
         encoding = self._plain_tokenizer.encode(stand_in + text, add_special_tokens=False)
-        # A stand-in is one character and one token: as many tokens as it has characters are cut off from the left.
+        # The stand-in is one character and one token: as many tokens as it has characters are cut off from the left.
         encoding.truncate(len(encoding) - len(stand_in), direction="left")
         if self._control_ids(encoding.ids):
             raise ValueError("the tokenizer makes control tokens of plain text")
@@ -153,7 +101,7 @@ class ControlTokens:
     def encode_behind(self, text: str) -> list[int]:
         """Token ids of a text with its control tokens, as it is read behind another control token."""
         # The first id is the stand-in's.
-        return list(self._whole_tokenizer.encode(_LEAVES_BLANKS + text, add_special_tokens=False).ids[1:])
+        return list(self._whole_tokenizer.encode(_STAND_IN + text, add_special_tokens=False).ids[1:])
 
     @cached_property
     def _whole_tokenizer(self) -> Tokenizer:
@@ -161,19 +109,17 @@ class ControlTokens:
 
     @cached_property
     def _plain_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer without control tokens and with their stand-ins.
+        """Return the tokenizer without control tokens and with their stand-in.
 
         Its own option to read control tokens as text knows only special tokens.
         """
         return self._copy(self._texts.keys())
 
     def _copy(self, without: Collection[int]) -> Tokenizer:
-        """Return the tokenizer without some added tokens, and with the characters that stand for one before a text."""
+        """Return the tokenizer without some added tokens, and with the character that stands for one before a text."""
         fields = json.loads(self._tokenizer.backend_tokenizer.to_str())
         fields["added_tokens"] = [token for token in fields["added_tokens"] if token["id"] not in without]
         fields |= {"truncation": None, "padding": None}
         copy = Tokenizer.from_str(json.dumps(fields))
-        leaves_blanks = AddedToken(_LEAVES_BLANKS, normalized=False)
-        takes_blanks = AddedToken(_TAKES_BLANKS, normalized=False, rstrip=True)
-        copy.add_special_tokens([leaves_blanks, takes_blanks])
+        copy.add_special_tokens([AddedToken(_STAND_IN, normalized=False)])
         return copy

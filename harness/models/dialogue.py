@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from kvsweep.harness.models.chat import ControlTokens, templated
+from transformers.utils.chat_template_utils import _compile_jinja_template
+
+from kvsweep.harness.models.chat import ControlTokens
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.hub import first_line
 from kvsweep.messages.errors import UserError
@@ -238,19 +242,23 @@ class Dialogue:
         must_open = self.config.force_think and thinking == "unopened"
         return f"{text}{self.config.think_start}\n" if must_open else text
 
-    def _templated(self, prompt: str, *texts: str, asks: bool = True) -> str:
-        """Return a prompt, and texts of the turns behind it, in the chat template; at its end it `asks` for more."""
+    def _templated(self, *texts: str, asks: bool = True) -> str:
+        """Return texts of user and assistant in turn in the chat template; at its end it `asks` for more."""
         if self.config.chat_template == "none":
-            return prompt
+            return texts[0]
+        roles = itertools.cycle(("user", "assistant"))  # the template writes a system prompt itself
+        messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+        variables = self.config.template or {}
+        values = {**self.tokenizer.special_tokens_map, **variables, "tools": None, "documents": None}
+        # transformers has a function of this name, which writes the day's date.
+        values["strftime_now"] = datetime.fromisoformat(self.config.today).strftime
         try:
-            return templated(
-                self.tokenizer,
-                prompt,
-                *texts,
-                today=self.config.today,
-                variables=self.config.template or {},
-                asks=asks,
-            )
+            template = self.tokenizer.get_chat_template()
+            for name in variables:
+                if not re.search(rf"\b{re.escape(name)}\b", template):
+                    raise ValueError(f"it reads no variable {name}, which model.template sets")
+            compiled: Any = _compile_jinja_template(template)
+            return str(compiled.render(messages=messages, add_generation_prompt=asks, **values))
         except Exception as error:  # a template may raise anything
             lacks = f"model={self.config.name} has no chat template that takes a question ({first_line(error)})"
             raise UserError(f"{lacks}: give model.chat_template=none for a base model.") from error

@@ -10,7 +10,6 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from kvsweep.harness.gguf.tokenizer import build_tokenizer, end_ids
-from kvsweep.harness.models.chat import templated
 from kvsweep.messages.errors import UserError
 
 # The expressions of the models' tokenizer.json.
@@ -167,7 +166,8 @@ def test_the_prompts_of_r1_are_those_of_its_own_vocabulary(shared_data):
         assert len(questions) == count
         for found.chat_template, begins in ((template, True), (bare, False)):
             for question in questions:
-                text = templated(found, question, today="2026-01-01", variables={})
+                chat = [{"role": "user", "content": question}]
+                text = found.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
                 ids = found(text, add_special_tokens=False).input_ids
                 assert ids == own.encode(text).ids
                 assert found.decode(ids) == text
