@@ -79,7 +79,9 @@ class FusedStep:
         """Last hidden states [tokens, hidden_size] of tokens at positions [tokens]; `cache` has begun the step."""
         states = self.embedding(tokens)
         update = None  # what the last block adds to the states; each norm adds it first, in one kernel
-        cos, sin = self._turns(positions, states.dtype)
+        cos, sin = self.rotary(states, positions[:, None])  # [tokens, 1, head_dim] each
+        # The rotation swaps the halves of a head and negates one half; here the sine gets the sign.
+        sin[..., : self.head_dim // 2].neg_()
         operations = cache.operations
         for layer, memory in zip(self.layers, cache.layers, strict=True):
             states, normed = operations.add_norm(states, update, *layer.norm)
@@ -94,16 +96,6 @@ class FusedStep:
             update = cache.linear(gated, layer.down.weight, layer.down.bias)
         hidden: Tensor = operations.add_norm(states, update, *self.norm)[1]
         return hidden
-
-    def _turns(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the cosines and sines of `rotary`, [tokens, 1, head_dim] each.
-
-        The rotation swaps the halves of a head and negates one half; here the sine gets the sign.
-        """
-        angles = positions[:, None, None] * self.rotary.inv_freq.float()
-        cos = (angles.cos() * self.rotary.attention_scaling).to(dtype)
-        sin = (angles.sin() * self.rotary.attention_scaling).to(dtype)
-        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)  # both halves turn by the same angles
 
 
 def _shared(modules: list[nn.Linear], name: str) -> Tensor:
@@ -204,10 +196,6 @@ class LoadedModel:
             return None
         return FusedStep(self.network)
 
-    @cached_property
-    def _step_products(self) -> StepProducts:
-        return StepProducts(self.network)
-
     def step_hidden(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         """Return last hidden states [tokens, hidden_size] of tokens at positions [tokens]; `cache` has begun the step.
 
@@ -218,7 +206,7 @@ class LoadedModel:
         inputs = {"input_ids": tokens[:, None], "position_ids": positions[:, None]}
         # One cache under two names: the layers' updates take the first, `slot_attention` the second.
         caches = {"past_key_values": cache, "slot_cache": cache, "use_cache": True}
-        with self._step_products.by(cache.linear):
+        with self._products_by(cache.linear):
             return self.network.base_model(**inputs, **caches).last_hidden_state[:, 0]
 
     def new_cache(self) -> DynamicCache:
@@ -278,56 +266,46 @@ class LoadedModel:
 
     def logits(self, hidden: Tensor, linear: Linear = functional.linear) -> Tensor:
         """Return logits [slots, vocabulary] of hidden states [slots, hidden_size]; `linear` multiplies."""
-        if self._own_head is not None:
-            with self._step_products.by(linear):
-                return self._own_head(hidden)
-        head = self.network.get_output_embeddings()
-        return linear(hidden, head.weight, head.bias)
+        if self.spec.plain_head:
+            head = self.network.get_output_embeddings()
+            return linear(hidden, head.weight, head.bias)
+        # The network's own forward, which may scale or cap the logits, with these states in place of its layers.
+        network = self._head
+        states = hidden[None]
+        network._modules[network.base_model_prefix] = lambda *_, **__: _Output(last_hidden_state=states)
+        with self._products_by(linear):
+            return network(inputs_embeds=states, use_cache=False).logits[0]
 
     @cached_property
-    def _own_head(self) -> OwnHead | None:
-        return None if self.spec.plain_head else OwnHead(self.network)
+    def _head(self) -> Any:
+        """A copy of the network with the same modules, which `logits` replaces in part."""
+        network: Any = copy.copy(self.network)
+        network.__dict__["_modules"] = dict(network._modules)
+        return network
 
-
-class StepProducts:
-    """Give the products of a network's `nn.Linear` modules to the cache's own operation during a step.
-
-    Outside of `by` they are torch's own products, for prompts, which are read one at a time.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        self._linear: Linear = functional.linear
-        for module in network.modules():
-            if type(module) is nn.Linear:  # a subclass may compute more than a product
-                module.forward = partial(self._multiply, module)  # type: ignore[method-assign]
+    @cached_property
+    def _linear_modules(self) -> list[nn.Linear]:
+        # A subclass may compute more than a product.
+        return [module for module in self.network.modules() if type(module) is nn.Linear]
 
     @contextmanager
-    def by(self, linear: Linear) -> Iterator[None]:
-        """Let `linear` compute the products inside the block."""
-        self._linear = linear
+    def _products_by(self, linear: Linear) -> Iterator[None]:
+        """Let `linear`, the cache's operation, compute the products of the network's `nn.Linear` modules in the block.
+
+        Outside they are torch's own products, for prompts, which are read one at a time.
+        """
+        for module in self._linear_modules:
+            module.__dict__["forward"] = partial(_multiply, linear, module)
         try:
             yield
         finally:
-            self._linear = functional.linear
-
-    def _multiply(self, module: nn.Linear, inputs: Tensor) -> Tensor:
-        rows = inputs.reshape(-1, inputs.shape[-1])
-        return self._linear(rows, module.weight, module.bias).view(*inputs.shape[:-1], -1)
+            for module in self._linear_modules:
+                del module.__dict__["forward"]
 
 
-class OwnHead:
-    """A network's own forward from given hidden states: it may scale or cap the logits."""
-
-    def __init__(self, network: Any) -> None:
-        self._given = _GivenStates()
-        # The same network, with this in place of its layers.
-        self._network = copy.copy(network)
-        self._network.__dict__["_modules"] = {**network._modules, network.base_model_prefix: self._given}
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """Return logits [slots, vocabulary] of hidden states [slots, hidden_size]."""
-        self._given.states = hidden[None]
-        return self._network(inputs_embeds=hidden[None], use_cache=False).logits[0]
+def _multiply(linear: Linear, module: nn.Linear, inputs: Tensor) -> Tensor:
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    return linear(rows, module.weight, module.bias).view(*inputs.shape[:-1], -1)
 
 
 @dataclass
@@ -335,10 +313,3 @@ class _Output(MoeModelOutputWithPast):
     """What a network reads of its layers' output: some families read their experts' logits, GPT-2 cross attentions."""
 
     cross_attentions: Any = None
-
-
-class _GivenStates:
-    states: Tensor
-
-    def __call__(self, *_: Any, **__: Any) -> _Output:
-        return _Output(last_hidden_state=self.states)

@@ -277,8 +277,6 @@ def float64_copy(model: LoadedModel) -> Any:
     """A model's network in float64, to be called within `InFloat64`."""
     network = copy.deepcopy(model.network).double()
     network.set_experts_implementation("eager")  # the other one multiplies no float64
-    for module in network.modules():
-        module.__dict__.pop("forward", None)  # of `StepProducts`, which knows the module that was copied
     return network
 
 

@@ -8,7 +8,7 @@ import torch
 from kvsweep.compression.cache import slot_attention
 from kvsweep.harness.models import spec
 from kvsweep.harness.models.load import load_model
-from kvsweep.harness.models.loaded import FusedStep, LoadedModel, OwnHead
+from kvsweep.harness.models.loaded import FusedStep, LoadedModel
 from kvsweep.harness.models.probe import prepare_steps
 from kvsweep.kernels import packed
 from kvsweep.messages.errors import UserError
@@ -72,7 +72,7 @@ def test_packed_weights_are_compared_before_the_first_step(monkeypatch):
 @pytest.mark.parametrize(("family", "fields"), [("granite", {"logits_scaling": 8.0}), ("nanochat", {})])
 def test_a_head_that_scales_or_caps_is_not_gone_around(family, fields, monkeypatch):
     load(family, **fields)
-    monkeypatch.setattr(OwnHead, "__call__", lambda self, hidden: self._network.lm_head(hidden))
+    monkeypatch.setattr(LoadedModel, "logits", lambda self, hidden, linear: linear(hidden, self.network.lm_head.weight))
     with pytest.raises(UserError, match="has other logits"):
         load(family, **fields)
 
