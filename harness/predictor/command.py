@@ -1,19 +1,13 @@
-"""The command `kvsweep predictor`. Each stage resumes where it stopped, and loads the model after its input."""
-
-from __future__ import annotations
+"""The command `kvsweep predictor`. Each stage resumes where it stopped."""
 
 import json
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvsweep.harness.predictor.recipe import PredictorSettings, read_manifest, read_settings
-from kvsweep.harness.predictor.traces import make_traces, read_traces
+from kvsweep.harness.predictor.recipe import PredictorSettings, read_settings
+from kvsweep.harness.predictor.traces import make_traces
 from kvsweep.harness.provenance import describe_process
-
-if TYPE_CHECKING:
-    from kvsweep.harness.models.loaded import LoadedModel
 
 # What `all` runs; no predictor needs the stages oracle, statistics and scales.
 STAGES = ("traces", "labels", "train", "eval")
@@ -28,19 +22,12 @@ def make(stage: str, overrides: Sequence[str]) -> None:
 
 def run(settings: PredictorSettings, stages: Sequence[str]) -> None:
     """Run the stages, record each in provenance.jsonl, and print what it made and what comes next."""
-
-    @cache  # one model for all stages, loaded when the first of them needs it
-    def load() -> LoadedModel:
-        from kvsweep.harness.models.load import load_model
-
-        return load_model(settings.model)
-
     out = settings.recipe.out
     out.mkdir(parents=True, exist_ok=True)
     head: str | None = None
     for stage in stages:
         start = time.perf_counter()
-        outcome = run_stage(stage, settings, load)
+        outcome = _function_of(stage)(settings)
         seconds = round(time.perf_counter() - start, 1)
         entry = {"stage": stage, "seconds": seconds, "outcome": outcome, **describe_process()}
         with (out / "provenance.jsonl").open("a") as file:
@@ -52,31 +39,18 @@ def run(settings: PredictorSettings, stages: Sequence[str]) -> None:
         print(f"next: {sweep} --dry-run", flush=True)
 
 
-def run_stage(stage: str, settings: PredictorSettings, load: Callable[[], LoadedModel]) -> dict[str, Any]:
-    """Run one stage and return what it made. A stage without input is refused before torch is imported."""
-    recipe = settings.recipe
+def _function_of(stage: str) -> Callable[[PredictorSettings], dict[str, Any]]:
+    """Return the function that runs a stage and returns what it made. All but traces import torch at once."""
     if stage == "traces":
-        return {"kept": make_traces(settings, load)}
-    measures_rows = stage in ("statistics", "scales")
-    needs_traces = stage in ("labels", "oracle") or (measures_rows and recipe.text is None)
-    needs_manifest = stage in ("oracle", "train", "eval")
-    traces = read_traces(settings) if needs_traces else []
-    manifest = read_manifest(settings, recipe.manifest, "labels") if needs_manifest else {}
-    from kvsweep.harness.predictor.labels import make_labels, write_oracle
-    from kvsweep.harness.predictor.train import evaluate, train
+        return make_traces
+    from kvsweep.harness.predictor import labels, query_means, scales, train
 
-    if stage == "statistics":
-        from kvsweep.harness.predictor.query_means import make_statistics
-
-        return make_statistics(recipe, traces, load())
-    if stage == "scales":
-        from kvsweep.harness.predictor.scales import make_scales
-
-        return make_scales(recipe, traces, load())
-    if stage == "labels":
-        return make_labels(recipe, traces, load())
-    if stage == "oracle":
-        return {"labels": str(write_oracle(recipe, traces, manifest))}
-    if stage == "train":
-        return {"head": str(train(settings, manifest))}
-    return evaluate(recipe, manifest)
+    functions = {
+        "labels": labels.make_labels,
+        "oracle": labels.make_oracle,
+        "statistics": query_means.make_statistics,
+        "scales": scales.make_scales,
+        "train": train.train,
+        "eval": train.evaluate,
+    }
+    return functions[stage]

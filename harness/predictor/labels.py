@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ from tqdm import tqdm
 from kvsweep.compression.cache_rows import Prefill
 from kvsweep.compression.policies.oracle import save_labels
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.predictor.recipe import LABEL_KINDS, LabelKind, Recipe
-from kvsweep.harness.predictor.traces import Trace
+from kvsweep.harness.predictor.recipe import LABEL_KINDS, LabelKind, PredictorSettings, Recipe, read_manifest
+from kvsweep.harness.predictor.traces import Trace, read_traces
 from kvsweep.kernels.implementation import Implementation, operations
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files.safe_files import replace_text, replacing
@@ -28,38 +30,36 @@ Labels = Mapping[LabelKind, Tensor]  # [T] each
 
 
 class LabelPass(Prefill):
-    """Receives each layer's queries and keys during a forward, and keeps only the sums of their labels.
+    """Receives each layer's queries and keys during a forward, and keeps only their labels.
 
-    Extra bytes for a text of L tokens: 4 L kv_heads (kinds + 2) for sums and one layer's columns, and about 16 q_heads
-    (block^2 + L) for tiles, for any number of layers: 150 MB for 16,384 tokens of an 8B Llama.
+    Extra bytes for a text of L tokens: 4 L kinds for each layer's labels, 4 L kv_heads (kinds + 2) for one layer's sums
+    and columns, and about 16 q_heads (block^2 + L) for tiles: 150 MB for 16,384 tokens of an 8B Llama.
     """
 
     def __init__(self, answer_start: int, min_distance: int, kinds: Sequence[LabelKind], impl: Implementation) -> None:
         super().__init__()
         self.label = partial(operations(impl).importance_labels, answer_start=answer_start, min_distance=min_distance)
         self.kinds = kinds
-        self.totals: dict[LabelKind, Tensor] = {}
-        self.layers = 0
+        self.labels = defaultdict[LabelKind, list[Tensor]](list)  # of each layer, [length]
 
     def observe(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, *extras: Any) -> None:
         """Add one full layer, [1, heads, length, head_dim] each; raises UserError for `extras` (sinks, softcap)."""
         if any(extra is not None for extra in extras):
             plain = "importance labels are of plain attention, without sinks or a softcap"
             raise UserError(f"{plain}: choose another model.")
-        self.layers += 1
         for kind in self.kinds:
             label_by_head = self.label(query[0], key[0], kind=kind, scaling=scaling)  # [kv_heads, length]
-            is_largest = kind == "far_max"
-            label = label_by_head.amax(dim=0) if is_largest else label_by_head.mean(dim=0)
-            if kind not in self.totals:
-                self.totals[kind] = label
-            else:
-                combine = torch.maximum if is_largest else torch.add
-                self.totals[kind] = combine(self.totals[kind], label)
+            label = label_by_head.amax(dim=0) if kind == "far_max" else label_by_head.mean(dim=0)
+            self.labels[kind].append(label)
 
     def result(self) -> dict[LabelKind, Tensor]:
         """Each kind's label of every token, [length]: the mean over layers and heads, or the largest for far_max."""
-        return {kind: total if kind == "far_max" else total / self.layers for kind, total in self.totals.items()}
+        result = {}
+        for kind, labels in self.labels.items():
+            result[kind] = (
+                reduce(torch.maximum, labels) if kind == "far_max" else reduce(torch.add, labels) / len(labels)
+            )
+        return result
 
 
 def read_whole(model: LoadedModel, token_ids: Sequence[int], prefill: Prefill) -> Tensor:
@@ -85,8 +85,10 @@ def label_trace(
     return hidden[thinking], {kind: label[thinking] for kind, label in labels.result().items()}
 
 
-def make_labels(recipe: Recipe, traces: list[Trace], model: LoadedModel) -> dict[str, Any]:
+def make_labels(settings: PredictorSettings) -> dict[str, Any]:
     """Write the missing label shards; return the manifest. Raises UserError if the folder has other labels."""
+    recipe, traces = settings.recipe, read_traces(settings)
+    model = settings.loaded
     hidden_size = model.spec.hidden_size
     tokens = sum(trace.think_end - trace.think_start + recipe.lead for trace in traces)
     token_bytes = hidden_size * model.shape.dtype.itemsize + 4 * len(LABEL_KINDS)
@@ -118,12 +120,10 @@ def make_labels(recipe: Recipe, traces: list[Trace], model: LoadedModel) -> dict
 
 
 def _about(path: Path) -> str:
-    """Return a shard's description as one text, because safetensors writes several in any order."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return (file.metadata() or {}).get("about", "")
-    except (OSError, SafetensorError):
-        return ""
+    """Return a shard's description as JSON, {} of a file that is none: safetensors writes several in any order."""
+    with suppress(OSError, SafetensorError), safe_open(path, framework="pt") as file:
+        return (file.metadata() or {}).get("about", "{}")
+    return "{}"
 
 
 def write_shard(path: Path, traces: Sequence[Trace], model: LoadedModel, recipe: Recipe, about: str) -> None:
@@ -175,17 +175,13 @@ class StoredTrace:
 def open_shard(recipe: Recipe, manifest: Mapping[str, Any], number: int) -> list[StoredTrace]:
     """Return the places of a shard's traces; raises UserError for a broken shard or one of other traces."""
     path = shard_path(recipe.labels, number)
-    try:
-        file: Any = safe_open(path, framework="pt")
-        about = json.loads(_about(path))
-        lengths = file.get_tensor("lengths").tolist()
-    except (OSError, SafetensorError, ValueError) as error:
-        raise UserError(f"{path} is no shard of labels: run kvsweep predictor labels again.") from error
-    if about["manifest"] != manifest:
-        raise UserError(f"{path} holds labels of other traces or settings: run kvsweep predictor labels again.")
+    about = json.loads(_about(path))
+    if about.get("manifest") != manifest:
+        raise UserError(f"{path} is no shard of labels of these traces: run kvsweep predictor labels again.")
+    file: Any = safe_open(path, framework="pt")
     traces = []
     start = 0
-    for length, problem_id in zip(lengths, about["problems"], strict=True):
+    for length, problem_id in zip(file.get_tensor("lengths").tolist(), about["problems"], strict=True):
         traces.append(StoredTrace(file, slice(start, start + length), is_held_out(recipe, problem_id)))
         start += length
     return traces
@@ -203,8 +199,10 @@ def open_shards(recipe: Recipe, manifest: Mapping[str, Any]) -> Iterator[StoredT
         yield from open_shard(recipe, manifest, number)
 
 
-def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str, Any]) -> Path:
-    """Write the traces' tokens and targets to the file that the policy `oracle` reads; return its path."""
+def make_oracle(settings: PredictorSettings) -> dict[str, Any]:
+    """Write the traces' tokens and targets to the file that the policy `oracle` reads."""
+    recipe, traces = settings.recipe, read_traces(settings)
+    manifest = read_manifest(settings, recipe.manifest, "labels")
     if manifest["data"] != data_hash(traces):
         raise UserError(f"{recipe.out} holds labels of other traces: run kvsweep predictor labels first.")
     lead = manifest.get("lead", 0)
@@ -218,7 +216,7 @@ def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str,
     path = recipe.out / f"oracle_{'_'.join(recipe.label)}.safetensors"
     card = {"hidden_size": manifest["hidden_size"], "model_weights": manifest["model"]["weights"]}
     save_labels(str(path), targets, {**card, "label": recipe.label})
-    return path
+    return {"labels": str(path)}
 
 
 def target(labels: Labels, recipe: Recipe) -> Tensor:

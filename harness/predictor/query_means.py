@@ -1,6 +1,5 @@
 """A separate stage: a model's mean queries, with which the policy triattention predicts future queries."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ from kvsweep.compression.cache_rows import Prefill
 from kvsweep.compression.policies.triattention import save_statistics
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.labels import read_whole
-from kvsweep.harness.predictor.recipe import Recipe
-from kvsweep.harness.predictor.traces import Trace
+from kvsweep.harness.predictor.recipe import PredictorSettings
+from kvsweep.harness.predictor.traces import read_traces
 from kvsweep.messages.errors import UserError
 
 # The released code reads one text of at most this many tokens (TriAttention, 2604.04921, scripts/calibrate.py).
@@ -104,42 +103,49 @@ def _queries_at(model: LoadedModel, position: int) -> list[Tensor]:
 
 
 @torch.inference_mode()
-def make_statistics(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel) -> dict[str, Any]:
+def make_statistics(settings: PredictorSettings) -> dict[str, Any]:
     """Write the mean queries of a text file, or of the traces, to recipe.out/statistics.safetensors."""
-    model.check_rows("statistics are of its queries")
-    frequencies, scaling = rotation_of(model)
+    texts = texts_of(settings)
+    settings.loaded.check_rows("statistics are of its queries")
+    frequencies, scaling = rotation_of(settings.loaded)
     means = QueryMeans(frequencies, scaling)
-    card = read_texts(recipe, traces, model, means)
-    path = recipe.out / "statistics.safetensors"
+    card = read_texts(settings, texts, means)
+    path = settings.recipe.out / "statistics.safetensors"
     rotation = {"inverse_frequencies": frequencies, "attention_scaling": torch.tensor(scaling)}
     save_statistics(str(path), {**means.result(), **rotation}, card)
     return {"statistics": str(path), "tokens": means.tokens}
 
 
-def read_texts(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel, prefill: Prefill) -> dict[str, Any]:
-    """Read a text file, or the traces, which `prefill` observes; return the artifact's card."""
-    texts = _texts(recipe, traces, model)
-    for token_ids in texts:
-        prefill.begin_chunk()  # from the first layer again, here for the next text
-        read_whole(model, token_ids, prefill)
-    text = Path(recipe.text).name if recipe.text else "traces"
-    of_model = {"model": model.config.name, "model_weights": model.config.identity()["weights"]}
-    return {"hidden_size": model.spec.hidden_size, **of_model, "text": text, "tokens": sum(map(len, texts))}
-
-
-def _texts(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel) -> list[list[int]]:
-    """Return token ids of the texts, at most MOST_TOKENS in total."""
-    if recipe.text:
+def texts_of(settings: PredictorSettings) -> list[list[int]]:
+    """Return token ids of the text file, or of the traces, at most MOST_TOKENS in total."""
+    text = settings.recipe.text
+    if text:
         try:
-            token_ids = model.dialogue.encode(Path(recipe.text).read_text(encoding="utf-8-sig"))
+            token_ids = settings.loaded.dialogue.encode(Path(text).read_text(encoding="utf-8-sig"))
         except UnicodeDecodeError:
-            raise UserError(f"recipe.text={recipe.text} is no UTF-8 text: give one, or null.") from None
+            raise UserError(f"recipe.text={text} is no UTF-8 text: give one, or null.") from None
         return [list(token_ids[:MOST_TOKENS])]
     texts = []
     left = MOST_TOKENS
-    for trace in traces:
+    for trace in read_traces(settings):
         if left <= 0:
             break
         texts.append(trace.token_ids[:left])
         left -= len(trace.token_ids)
     return texts
+
+
+def read_texts(settings: PredictorSettings, texts: list[list[int]], prefill: Prefill) -> dict[str, Any]:
+    """Read the texts, which `prefill` observes; return the artifact's card."""
+    model = settings.loaded
+    for token_ids in texts:
+        prefill.begin_chunk()  # from the first layer again, here for the next text
+        read_whole(model, token_ids, prefill)
+    text = settings.recipe.text
+    return {
+        "hidden_size": model.spec.hidden_size,
+        "model": model.config.name,
+        "model_weights": model.config.identity()["weights"],
+        "text": Path(text).name if text else "traces",
+        "tokens": sum(map(len, texts)),
+    }

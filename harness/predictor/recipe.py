@@ -3,8 +3,9 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
@@ -16,6 +17,9 @@ from kvsweep.harness.toy.tasks import TASKS
 from kvsweep.harness.toy.word_problems import BENCHMARKS
 from kvsweep.kernels.implementation import Implementation, check_available
 from kvsweep.messages.errors import UserError
+
+if TYPE_CHECKING:
+    from kvsweep.harness.models.loaded import LoadedModel
 
 # `kernels.reference.importance_labels` defines all three.
 LabelKind = Literal["answer", "far_max", "later"]
@@ -122,6 +126,13 @@ class PredictorSettings:
     model: ModelConfig
     decoding: DecodingConfig
     benchmark: BenchmarkConfig | None
+
+    @cached_property
+    def loaded(self) -> "LoadedModel":
+        """The model, loaded when the first stage needs it, after that stage's input."""
+        from kvsweep.harness.models.load import load_model
+
+        return load_model(self.model)
 
 
 @plain_config_errors()

@@ -1,6 +1,5 @@
 """A separate stage: the largest keys and values of each layer, from which an fp8 cache has calibrated scales."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,10 +7,8 @@ from torch import Tensor
 
 from kvsweep.compression import artifacts
 from kvsweep.compression.cache_rows import Prefill
-from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.predictor.query_means import read_texts
-from kvsweep.harness.predictor.recipe import Recipe
-from kvsweep.harness.predictor.traces import Trace
+from kvsweep.harness.predictor.query_means import read_texts, texts_of
+from kvsweep.harness.predictor.recipe import PredictorSettings
 
 
 class LargestRows(Prefill):
@@ -27,15 +24,16 @@ class LargestRows(Prefill):
 
 
 @torch.inference_mode()
-def make_scales(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel) -> dict[str, Any]:
+def make_scales(settings: PredictorSettings) -> dict[str, Any]:
     """Write the largest keys and values, [layers] each, of a text file or the traces to recipe.out/scales.safetensors.
 
     As llm-compressor's calibration by minima and maxima, which makes one scale of a layer's keys and one of its values.
     """
-    model.check_rows("scales are of its rows")
+    texts = texts_of(settings)
+    settings.loaded.check_rows("scales are of its rows")
     rows = LargestRows()
-    card = read_texts(recipe, traces, model, rows)
-    path = recipe.out / "scales.safetensors"
-    keys, values = torch.stack(rows.sizes).view(-1, model.shape.layers, 2).amax(dim=0).T
+    card = read_texts(settings, texts, rows)
+    path = settings.recipe.out / "scales.safetensors"
+    keys, values = torch.stack(rows.sizes).view(-1, settings.loaded.shape.layers, 2).amax(dim=0).T
     artifacts.save("scales", path, {"keys": keys, "values": values}, card)
     return {"scales": str(path), "tokens": card["tokens"]}

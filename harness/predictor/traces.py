@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -55,7 +55,7 @@ class Trace(row_types.PairRow, frozen=True, kw_only=True):
         return self.answer_start < len(self.token_ids)
 
 
-def make_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> int:
+def make_traces(settings: PredictorSettings) -> dict[str, int]:
     """Append the missing traces to traces.jsonl; return how many are kept. The model is loaded after the problems."""
     path = settings.recipe.out / TRACES_FILE
     origin = json.dumps(_origin(settings), indent=2) + "\n"
@@ -65,16 +65,13 @@ def make_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) ->
     if stored_questions and not has_same_origin:
         other = f"{path} holds traces of another model, seed, decoding or recipe.import_from, or does not name them"
         raise UserError(f"{other}: delete it or set recipe.out=.")
-    if settings.recipe.import_from:
-        traces = imported_traces(settings, load)
-    else:
-        traces = written_traces(settings, load, stored_questions)
+    traces = imported_traces(settings) if settings.recipe.import_from else written_traces(settings, stored_questions)
     for trace in traces:
         if not is_stored(stored_questions, trace.key, _question(trace)):
             # Before a trace, so that none is stored without its origin, and no origin without a trace.
             replace_text(manifest, origin)
             row_types.append_row(path, trace)
-    return len(read_traces(settings))
+    return {"kept": len(read_traces(settings))}
 
 
 def add_questions(folder: Path, questions: Iterable[str]) -> None:
@@ -129,11 +126,11 @@ def read_traces(settings: PredictorSettings) -> list[Trace]:
 
 
 def written_traces(
-    settings: PredictorSettings, load: Callable[[], LoadedModel], stored_questions: Mapping[row_types.Pair, int | None]
+    settings: PredictorSettings, stored_questions: Mapping[row_types.Pair, int | None]
 ) -> Iterator[Trace]:
     """Let the model write the traces that are missing, with its full cache, and grade them."""
     problems, questions, kind = trace_problems(settings)
-    model = load()
+    model = settings.loaded
     recipe = settings.recipe
     add_questions(recipe.out, questions)
     branches = (Branch(cell_id="", policy=FullCache(name="full")),)
@@ -227,32 +224,32 @@ def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], list[str
     return problems, [problem.prompt for problem in problems], "integer"
 
 
-def imported_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> Iterator[Trace]:
+def imported_traces(settings: PredictorSettings) -> Iterator[Trace]:
     """Return traces of a cell's folder or of a file of problem, text, and gold or correct; UserError without them."""
     source = Path(str(settings.recipe.import_from))
     if (source / row_types.CELL_FILE).is_file():
-        return _imported_cell(source, settings, load)
+        return _imported_cell(source, settings)
     if source.is_file():
-        return _imported_texts(source, settings, load)
+        return _imported_texts(source, settings)
     missing = f"recipe.import_from={source} does not exist, or has no {row_types.CELL_FILE}"
     raise UserError(f"{missing}: give a cell's folder or a file of texts.")
 
 
-def _imported_cell(folder: Path, settings: PredictorSettings, load: Callable[[], LoadedModel]) -> Iterator[Trace]:
+def _imported_cell(folder: Path, settings: PredictorSettings) -> Iterator[Trace]:
     """Yield a trace of each graded completion of a cell."""
     check_cell(folder, settings.model)
-    model = load()
+    model = settings.loaded
     add_questions(settings.recipe.out, [problem.prompt for problem in StoredCell(folder).problems().values()])
     for question, completion, grade in read_graded(folder):
         if grade is not None:
             yield graded_trace(completion, model, model.dialogue.prompt_ids(question), grade.correct == 1)
 
 
-def _imported_texts(source: Path, settings: PredictorSettings, load: Callable[[], LoadedModel]) -> Iterator[Trace]:
+def _imported_texts(source: Path, settings: PredictorSettings) -> Iterator[Trace]:
     """Yield a trace of each text that thinks and answers; a note names each other one."""
     tags = ThinkTags(start=settings.recipe.open_tag, end=settings.recipe.close_tag)
     texts = _rows_by_pair(source)
-    model = load()
+    model = settings.loaded
     add_questions(settings.recipe.out, [row.problem for _, row in texts.values()])
     with Grader(workers=1) as grader:
         for key, (where, row) in texts.items():

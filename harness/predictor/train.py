@@ -18,7 +18,7 @@ from kvsweep.compression.artifacts import read_card
 from kvsweep.compression.recorders import ImportancePredictor, load_predictor, save_predictor
 from kvsweep.harness.models.load import device_of
 from kvsweep.harness.predictor.labels import StoredTrace, open_shard, open_shards, target
-from kvsweep.harness.predictor.recipe import PredictorSettings, Recipe
+from kvsweep.harness.predictor.recipe import PredictorSettings, Recipe, read_manifest
 from kvsweep.harness.predictor.trace_batches import Fitting, trace_fitting
 from kvsweep.harness.predictor.traces import read_questions
 from kvsweep.harness.provenance import describe_code
@@ -32,9 +32,10 @@ _CONDITIONS = ("label", "target", "widths", "epochs", "lr", "weight_decay", "bat
 TOP, DEPTHS, BINS = 0.2, (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9), 10
 
 
-def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
+def train(settings: PredictorSettings) -> dict[str, Any]:
     """Fit the predictor; write a checkpoint after each epoch; return its folder."""
     recipe, model = settings.recipe, settings.model
+    manifest = read_manifest(settings, recipe.manifest, "labels")
     device = device_of(model)
     # A checkpoint made under other conditions is not continued.
     conditions = {name: manifest[name] for name in ("data", "min_distance")}
@@ -70,7 +71,7 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     questions = {"questions": read_questions(recipe.out)}
     card = {**conditions, **of_model, **counts, **questions, "versions": describe_code()["packages"]}
     save_predictor(head.to(torch.bfloat16), recipe.head, card)
-    return recipe.head
+    return {"head": str(recipe.head)}
 
 
 def _resume(path: Path, conditions: Mapping[str, Any], parts: Mapping[str, Any], device: torch.device) -> int:
@@ -146,8 +147,10 @@ def rank_loss(scores: Tensor, goal: Tensor, owner: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
+def evaluate(settings: PredictorSettings) -> dict[str, Any]:
     """Write eval.json: ranking and calibration on held-out traces; UserError without a predictor or such traces."""
+    recipe = settings.recipe
+    manifest = read_manifest(settings, recipe.manifest, "labels")
     if recipe.held_out is None:
         raise UserError("recipe.held_out=null keeps no trace to measure on: choose one in so many, and train again.")
     head = load_predictor(recipe.head)

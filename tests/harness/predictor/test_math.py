@@ -40,8 +40,8 @@ def test_texts_with_gold_alone_are_graded(tiny_model_dir, tmp_path):
     ]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = read_settings(["model=toy_qwen", f"recipe.import_from={tmp_path / 'texts.jsonl'}"])
-    model = load_model(ModelConfig(name="tiny", title="", path=str(tiny_model_dir), threads=1))
-    assert [trace.kept for trace in imported_traces(settings, lambda: model)] == [True, False, True, False]
+    settings.__dict__["loaded"] = load_model(ModelConfig(name="tiny", title="", path=str(tiny_model_dir), threads=1))
+    assert [trace.kept for trace in imported_traces(settings)] == [True, False, True, False]
 
 
 @pytest.mark.shared
@@ -50,8 +50,8 @@ def test_recorded_texts_get_their_recorded_labels(shared_data, tiny_model_dir, c
     path = shared_data / "traces.jsonl"
     recorded = {row["id"]: row for row in map(json.loads, path.open())}
     settings = read_settings(["model=toy_qwen", f"recipe.import_from={path}"])
-    model = load_model(ModelConfig(name="tiny", title="", path=str(tiny_model_dir), threads=1))
-    found = [trace.kept for trace in imported_traces(settings, lambda: model)]
+    settings.__dict__["loaded"] = load_model(ModelConfig(name="tiny", title="", path=str(tiny_model_dir), threads=1))
+    found = [trace.kept for trace in imported_traces(settings)]
     wanted = {name: row["recorded_label"] for name, row in recorded.items() if row["close_tag"] == "</think>"}
     # The recorded label of this one is wrong: (3, \dfrac{\pi}{2}) is the gold point.
     assert found == [*(wanted | {"pilot_math500_qwen7b/math500_0000": True}).values()]
@@ -61,8 +61,9 @@ def import_rows(model_dir: Path, folder: Path, *rows: dict[str, Any]) -> list[Tr
     path = folder / "texts.jsonl"
     whole = [{"problem": "p=4", "text": "p=4+2</think>It is 4.", "correct": True} | row for row in rows]
     path.write_text("".join(json.dumps(row) + "\n" for row in whole))
-    model = load_model(ModelConfig(name="tiny", title="", path=str(model_dir), threads=1))
-    return list(imported_traces(read_settings(["model=toy_qwen", f"recipe.import_from={path}"]), lambda: model))
+    settings = read_settings(["model=toy_qwen", f"recipe.import_from={path}"])
+    settings.__dict__["loaded"] = load_model(ModelConfig(name="tiny", title="", path=str(model_dir), threads=1))
+    return list(imported_traces(settings))
 
 
 def test_the_texts_of_one_question_have_one_id(tiny_model_dir, tmp_path):

@@ -47,15 +47,15 @@ def read(recipe):
     return json.loads(recipe.manifest.read_text())
 
 
-def evaluate(monkeypatch, recipe, head):
+def evaluate(monkeypatch, settings, head):
     monkeypatch.setattr(stage, "load_predictor", lambda directory: head)
-    result = stage.evaluate(recipe, read(recipe))
-    assert result == json.loads((recipe.head / "eval.json").read_text())
+    result = stage.evaluate(settings)
+    assert result == json.loads((settings.recipe.head / "eval.json").read_text())
     return result
 
 
-def test_a_perfect_head(monkeypatch, recipe):
-    result = evaluate(monkeypatch, recipe, lambda hidden: hidden[:, 0])
+def test_a_perfect_head(monkeypatch, settings, recipe):
+    result = evaluate(monkeypatch, settings, lambda hidden: hidden[:, 0])
     assert result["held_out_traces"] == len(LENGTHS)
     assert set(result["true_top_20_percent_found_in_predicted_top"].values()) == {1.0}
     assert result["rank_correlation"] == 1
@@ -63,19 +63,19 @@ def test_a_perfect_head(monkeypatch, recipe):
         assert true == pytest.approx(predicted)
 
 
-def test_a_head_that_is_right_about_nothing(monkeypatch, recipe):
-    result = evaluate(monkeypatch, recipe, lambda hidden: 1 - hidden[:, 0])
+def test_a_head_that_is_right_about_nothing(monkeypatch, settings, recipe):
+    result = evaluate(monkeypatch, settings, lambda hidden: 1 - hidden[:, 0])
     found = result["true_top_20_percent_found_in_predicted_top"]
     assert found["20%"] == found["70%"] == 0
     assert found["90%"] == pytest.approx(0.5, abs=0.05)
     assert result["rank_correlation"] == -1
 
 
-def test_calibration_shows_a_drift_along_the_thinking(monkeypatch, recipe):
+def test_calibration_shows_a_drift_along_the_thinking(monkeypatch, settings, recipe):
     def drifts(hidden):
         return hidden[:, 0] + torch.linspace(-0.5, 0.5, len(hidden))
 
-    pairs = evaluate(monkeypatch, recipe, drifts)["calibration_by_tenth_of_thinking_true_predicted"]
+    pairs = evaluate(monkeypatch, settings, drifts)["calibration_by_tenth_of_thinking_true_predicted"]
     gaps = [predicted - true for true, predicted in pairs]
     assert gaps == pytest.approx([-0.45 + 0.1 * tenth for tenth in range(10)], abs=0.02)
 
@@ -86,14 +86,14 @@ def test_the_split_is_made_where_labels_are_read(recipe):
     assert [trace.held_out for trace in open_shard(replace(recipe, held_out=9), manifest, 0)] == [False] * 3
 
 
-def test_a_head_that_was_fitted_to_what_is_held_out_now_is_refused(monkeypatch, recipe):
+def test_a_head_that_was_fitted_to_what_is_held_out_now_is_refused(monkeypatch, settings, recipe):
     monkeypatch.setattr(stage, "load_predictor", lambda directory: None)
     with pytest.raises(UserError, match=r"or with recipe.held_out=10: run kvsweep predictor train again"):
-        stage.evaluate(replace(recipe, held_out=2), read(recipe))
+        stage.evaluate(replace(settings, recipe=replace(recipe, held_out=2)))
 
 
 def test_labels_of_other_traces_are_refused(recipe):
-    with pytest.raises(UserError, match=r"shard-00000.safetensors holds labels of other traces or settings: run"):
+    with pytest.raises(UserError, match=r"shard-00000.safetensors is no shard of labels of these traces: run"):
         open_shard(recipe, read(recipe) | {"data": "e"}, 0)
 
 
@@ -104,7 +104,7 @@ def test_a_broken_manifest_is_one_sentence(text, settings, recipe):
         read_manifest(settings, recipe.manifest, "labels")
 
 
-def test_eval_before_train_is_refused(recipe):
+def test_eval_before_train_is_refused(settings, recipe):
     (recipe.head / "predictor.json").unlink()
     with pytest.raises(UserError, match="holds no predictor"):
-        stage.evaluate(recipe, read(recipe))
+        stage.evaluate(settings)
