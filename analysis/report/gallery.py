@@ -56,9 +56,9 @@ def _of_run(findings: Findings, look: Look) -> Iterator[Drawn]:
     for file in tables.replay_files(findings.run):
         for model, figure in _fidelity_figures(findings.run, file, look):
             yield figure, ("fidelity", f"{file.removesuffix('.jsonl')}_{model}")
-    with_floor = [verdict for verdict in findings.verdicts if verdict.floor is not None]
-    if with_floor:
-        yield rankings.noise_figure(with_floor, look), ("noise",)
+    floors = [(verdict.title, verdict.floor) for verdict in findings.verdicts if verdict.floor]
+    if floors:
+        yield rankings.noise_figure(floors, look), ("noise",)
 
 
 def _of_model(findings: Findings, model: str, look: Look) -> Iterator[Drawn]:
