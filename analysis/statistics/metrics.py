@@ -17,7 +17,7 @@ from kvsweep.analysis.statistics.inference import LEVEL, pass_at_k
 from kvsweep.analysis.statistics.pass_at_1 import mean_and_error
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files.loops import LEAST_REPEATS, LEAST_TOKENS, find_loop
-from kvsweep.run_files.row_types import OUTCOMES, Completion, ignore, view
+from kvsweep.run_files.row_types import Completion, ignore, view
 from kvsweep.run_files.run_reader import StoredCell
 
 SETTING = ["model", "policy", "variant", "budget", "keep_ratio", "local_window"]
@@ -37,8 +37,7 @@ def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
         difference_to_full(run.cells, graded),
         decide_cells(run.cells, graded, run.provenance, margin),
         texts_differ(run),
-        _outcome_shares(graded),
-        _tokens_spent(graded),
+        _outcomes(graded),
         _completion_means(run),
         _kept_of_full(run),
         looping(run),
@@ -156,10 +155,8 @@ def several_draws(graded: pd.DataFrame) -> pd.DataFrame:
 def majority(graded: pd.DataFrame) -> pd.Series:
     """Chance per (cell, problem) that the most frequent answer is right; ties share it, a missing answer never wins."""
     of_problem = ["cell_id", "problem_id"]
-    # As text a missing answer would be "nan", an answer like any other.
-    votes = graded.assign(answer=graded["answer"].astype("str").where(graded["answer"].notna()))
-    # An answer is right if any of its equals was graded right.
-    answers = votes.groupby([*of_problem, "answer"], observed=True)["correct"].agg(["size", "max"]).reset_index()
+    # An answer is right if any of its equals was graded right. Missing answers form no group.
+    answers = graded.groupby([*of_problem, "answer"], observed=True)["correct"].agg(["size", "max"])
     most_votes = answers.groupby(of_problem, observed=True)["size"].transform("max")
     winners = answers[answers["size"] == most_votes]
     chance_right = winners.groupby(of_problem, observed=True)["max"].mean()
@@ -201,25 +198,18 @@ def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFram
 
 def texts_differ(run: Run) -> pd.Series:
     """Count each server's completions that differ from the baseline's of the same problem and draw; by cell_id."""
-    counts = dict[str, int]()
     served = run.cells[run.cells["engine"] == "server"]
-    for _, cells in served.groupby("condition", sort=False):
-        if not cells["policy"].eq("full").any():
-            continue
-        # Of several full caches the first is the baseline.
-        baseline, *others = full_first(cells)["cell_id"]
-        baseline_texts = _text_hashes(run, baseline)
-        if not baseline_texts:
-            continue
-        for cell_id in others:
-            texts = _text_hashes(run, cell_id)
-            counts[cell_id] = sum(texts[pair] != baseline_texts[pair] for pair in texts.keys() & baseline_texts.keys())
-    return pd.Series(counts, name="texts_differ", dtype="float64").rename_axis("cell_id")
-
-
-def _text_hashes(run: Run, cell_id: str) -> dict[tuple[str, int], int]:
-    """Return a hash of each text of a cell, by problem and draw."""
-    return {pair: hash(row.text) for pair, row in load_texts(run.directory / cell_id).items()}
+    # Of several full caches the first is the baseline, and the others are settings.
+    cells = served.assign(policy=served["policy"].mask(served.duplicated(["condition", "policy"])))
+    rows = []
+    for cell_id in served["cell_id"]:
+        for pair, completion in load_texts(run.directory / cell_id).items():
+            rows.append((cell_id, *pair, hash(completion.text)))
+    texts = pd.DataFrame(rows, columns=["cell_id", "problem_id", "draw", "text"])
+    pairs = beside_full(cells, texts, ["text"])
+    pairs = pairs[pairs["cell_id"] != pairs["full"]]
+    differ = pairs["text"] != pairs["text_full"]
+    return differ.groupby(pairs["cell_id"]).sum().astype("float64").rename("texts_differ")
 
 
 def beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
@@ -230,17 +220,15 @@ def beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> pd
     """
     pair = ["problem_id", "draw"]
     is_full = cells["policy"] == "full"
-    full_of_condition = cells[is_full].drop_duplicates("condition").set_index("condition")["cell_id"]
-    full_of_cell = cells[~is_full].set_index("cell_id")["condition"].map(full_of_condition).dropna()
+    baselines = cells[is_full].drop_duplicates("condition").rename(columns={"cell_id": "full"})
+    compared = cells[~is_full].merge(baselines[["condition", "full"]], on="condition")[["cell_id", "full"]]
     # A full cache with which a cell is compared is compared with itself too.
-    full_ids = full_of_cell.unique()
-    full_of_cell = pd.concat([full_of_cell, pd.Series(full_ids, index=full_ids, dtype="object")])
+    itself = compared.assign(cell_id=compared["full"]).drop_duplicates()
     # Ids as plain objects, because categories match only the same categories.
+    full_of_cell = pd.concat([compared, itself]).astype("object")
     rows = rows.assign(cell_id=rows["cell_id"].astype("object"))
     full_rows = rows[["cell_id", *pair, *names]].rename(columns={"cell_id": "full"})
-    full = rows["cell_id"].map(full_of_cell).astype("object")
-    compared = rows.assign(full=full).dropna(subset="full")
-    return compared.merge(full_rows, on=["full", *pair], suffixes=("", "_full"))
+    return rows.merge(full_of_cell, on="cell_id").merge(full_rows, on=["full", *pair], suffixes=("", "_full"))
 
 
 def _kept_of_full(run: Run) -> pd.DataFrame:
@@ -257,28 +245,33 @@ def _kept_of_full(run: Run) -> pd.DataFrame:
         held_bytes=held * sizes["row"] + completions["num_tokens"] * rest_bytes,
     )
     summed = ["bytes", "peak_length", "num_tokens", "held", "held_bytes"]
-    pairs = beside_full(run.cells, rows, summed)
-    sums = pairs.groupby("cell_id")[summed + [f"{name}_full" for name in summed]].sum(min_count=1)
+    pairs = beside_full(run.cells, rows, summed).groupby("cell_id")
+    sums = pairs[summed].sum(min_count=1)
+    sums_of_full = pairs[[f"{name}_full" for name in summed]].sum(min_count=1).set_axis(summed, axis=1)
+    kept = sums / sums_of_full
     # Means over steps are compared, and the two caches may have written texts of different lengths.
-    steps_ratio = sums["num_tokens_full"] / sums["num_tokens"]
-    kept_peak = sums["peak_length"] / sums["peak_length_full"]
-    kept_rows = sums["held"] / sums["held_full"] * steps_ratio
+    steps_ratio = sums_of_full["num_tokens"] / sums["num_tokens"]
+    kept_rows = kept["held"] * steps_ratio
     # Runs of older versions have no bytes of a row: there the rows are compared.
-    kept_memory = (sums["bytes"] / sums["bytes_full"]).fillna(kept_peak)
-    kept_memory_mean = (sums["held_bytes"] / sums["held_bytes_full"] * steps_ratio).fillna(kept_rows)
+    kept_memory = kept["bytes"].fillna(kept["peak_length"])
+    kept_memory_mean = (kept["held_bytes"] * steps_ratio).fillna(kept_rows)
     return pd.DataFrame({"kept_memory": kept_memory, "kept_memory_mean": kept_memory_mean, "kept_rows": kept_rows})
 
 
-def _tokens_spent(graded: pd.DataFrame) -> pd.DataFrame:
-    """Return tokens written per answer and per right answer; wrong answers' tokens count too."""
-    rows = graded.assign(answered=graded["outcome"].isin(["correct", "wrong"]))
-    sums = rows.groupby("cell_id", observed=True)[["num_tokens", "answered", "correct"]].sum().astype("float64")
-    counts = sums.where(sums > 0)  # tokens per answer are missing without an answer
-    return pd.DataFrame(
-        {
-            "tokens_per_answer": sums["num_tokens"] / counts["answered"],
-            "tokens_per_solved": sums["num_tokens"] / counts["correct"],
-        }
+def _outcomes(graded: pd.DataFrame) -> pd.DataFrame:
+    """Return by cell_id the share of each outcome, and tokens written per answer and per right answer.
+
+    The tokens of wrong answers count too.
+    """
+    counts = pd.get_dummies(graded["outcome"]).groupby(graded["cell_id"], observed=True).sum()
+    tokens = graded.groupby("cell_id", observed=True)["num_tokens"].sum()
+    # As text, because nothing can be added to the categories of the outcomes.
+    shares = counts.div(counts.sum(axis=1), axis=0).rename(columns=str)
+    answered = counts["correct"] + counts["wrong"]
+    # Tokens per answer are missing without an answer.
+    return shares.assign(
+        tokens_per_answer=tokens / answered.where(answered > 0),
+        tokens_per_solved=tokens / counts["correct"].where(counts["correct"] > 0),
     )
 
 
@@ -340,11 +333,6 @@ def benchmark_views(cells: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 def compressed_benchmarks(cells: pd.DataFrame) -> list[str]:
     return list(cells.loc[cells["policy"] != "full", "benchmark"].unique())
-
-
-def _outcome_shares(graded: pd.DataFrame) -> pd.DataFrame:
-    happened = pd.DataFrame({outcome: graded["outcome"] == outcome for outcome in OUTCOMES})
-    return happened.groupby(graded["cell_id"], observed=True).mean()
 
 
 def pareto_front(points: pd.DataFrame, memory: str) -> pd.DataFrame:
@@ -465,42 +453,34 @@ def mean_lorenz(curves: Iterable[tuple[np.ndarray, np.ndarray]]) -> pd.DataFrame
     return pd.DataFrame({"tokens": percents, "importance": carried})
 
 
-LOOP_COLUMNS = ["truncated_texts", "looping_texts", "loop_period", "loop_count", "tokens_in_loops"]
 _Ends = view(Completion, "stop_reason", "token_ids")
 
 
 def looping(run: Run) -> pd.DataFrame:
-    """Return `LOOP_COLUMNS` by cell_id: truncated completions, and those that end in a loop.
+    """Count each cell's truncated completions, and those that end in a loop; by cell_id.
 
     Then the loops' median period in tokens and copies, and the tokens that decoding.stop_on_loop would have saved.
     """
-    is_truncated = run.completions["stop_reason"] != "stop"
-    cells_with_truncated = set(run.completions.loc[is_truncated, "cell_id"])
-    rows: dict[str, list[float]] = {}
     # A server sends no token ids to search.
-    for cell_id in run.cells.loc[run.cells["engine"] == "kvsweep", "cell_id"]:
-        # Without a truncated text there is no loop: the cell's tokens are not read.
-        rows[cell_id] = _loops(run, cell_id) if cell_id in cells_with_truncated else [0, 0, np.nan, np.nan, 0]
-    return pd.DataFrame.from_dict(rows, orient="index", columns=LOOP_COLUMNS).rename_axis("cell_id")
-
-
-def _loops(run: Run, cell_id: str) -> list[float]:
-    """Return a cell's numbers in the order of `LOOP_COLUMNS`."""
-    truncated = 0
-    loops = []
-    for row in StoredCell(run.directory / cell_id).rows(_Ends, on_bad=ignore):
-        if row.stop_reason == "stop":
-            continue
-        truncated += 1
-        loop = find_loop(row.token_ids)
-        if loop is not None:
-            loops.append(loop)
-    if not loops:
-        return [truncated, 0, np.nan, np.nan, 0]
-    # decoding.stop_on_loop waits for so many copies and so many tokens of a loop.
-    saved = sum(loop.tokens - max(LEAST_REPEATS * loop.period, LEAST_TOKENS) for loop in loops)
-    period, count = np.median([(loop.period, loop.count) for loop in loops], axis=0)
-    return [truncated, len(loops), period, count, saved]
+    cell_ids = run.cells.loc[run.cells["engine"] == "kvsweep", "cell_id"]
+    is_truncated = run.completions["stop_reason"] != "stop"
+    truncated = is_truncated.groupby(run.completions["cell_id"], observed=False).sum()
+    rows = []
+    # Without a truncated text there is no loop: the cell's tokens are not read.
+    for cell_id in cell_ids[cell_ids.map(truncated) > 0]:
+        for text in StoredCell(run.directory / cell_id).rows(_Ends, on_bad=ignore):
+            loop = None if text.stop_reason == "stop" else find_loop(text.token_ids)
+            if loop is not None:
+                # decoding.stop_on_loop waits for so many copies and so many tokens of a loop.
+                saved = loop.tokens - max(LEAST_REPEATS * loop.period, LEAST_TOKENS)
+                rows.append((cell_id, loop.period, loop.count, saved))
+    loops = pd.DataFrame(rows, columns=["cell_id", "loop_period", "loop_count", "saved"]).groupby("cell_id")
+    table = pd.DataFrame({"truncated_texts": truncated, "looping_texts": loops.size()}, index=cell_ids)
+    table = table.fillna(0).astype("int64")
+    # Without any loop these are objects.
+    medians = loops[["loop_period", "loop_count"]].median().astype("float64")
+    saved_tokens = loops["saved"].sum().reindex(cell_ids, fill_value=0)
+    return table.join(medians).assign(tokens_in_loops=saved_tokens.astype("int64"))
 
 
 def settings_by_bytes(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
