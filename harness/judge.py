@@ -370,7 +370,7 @@ def judged(
         graded = np.where(np.isfinite(cell), full, np.nan)  # the baseline's grades, of pairs alone
         equal = replace(test, pairs=np.zeros_like(test.pairs))  # the test, had all grades been equal
         unclear = losable and decisions[name].label == "unclear"
-        shows_nothing = unclear and equal.bound(LEVEL, side=-1) <= -margin
+        shows_nothing = unclear and equal.lower_end(LEVEL) <= -margin
         verdicts[name] = Verdict(
             decision=decisions[name],
             test=test,
@@ -439,8 +439,8 @@ def _sentence(name: str, verdict: Verdict, control: str | None) -> str:
     parts = [f"{visible(name)}: {verdict.label}. {change}, {_difference(verdict, ' points')} on {size}"]
     if test.population == "these":  # else the interval above is the one for new problems
         on_new = replace(test, population="like_these")
-        low = on_new.bound(LEVEL, side=-1)
-        high = on_new.bound(LEVEL, side=1)
+        low = on_new.lower_end(LEVEL)
+        high = -on_new.opposite.lower_end(LEVEL)
         parts.append(f"on new problems {notation.interval(low, high, signed=True)}")
     missing = np.isnan(test.pairs).all(axis=1).sum()
     if missing:

@@ -107,49 +107,41 @@ def decide_tests(
     loss in the grid (Holm 1979). `family`: the number of cells to correct for, if larger than `tests`. `looks` at
     growing data share the level evenly (Bonferroni), so that the intervals of all looks together err with this chance.
     """
-    p_loses = {name: test.p_below(0.0) for name, test in tests.items()}
+    level = LEVEL / looks
+    p_loses = {name: test.opposite.p_above(0.0) for name, test in tests.items()}
     # Holm: by rising p, each loss is tested at the level divided by the hypotheses that are left, until one is not
     # rejected; the intervals of all later cells have the divisor of that one.
     decisions = {}
     remaining = divisor = family or len(tests)
     adjusted = 0.0
     for name in sorted(tests, key=lambda name: p_loses[name]):
+        test = tests[name]
         # `adjusted` is here the p of the loss before, at first 0: only if that is rejected, the divisor falls.
         if adjusted <= LEVEL:
             divisor = remaining
         adjusted = min(1.0, max(adjusted, remaining * looks * p_loses[name]))
-        decisions[name] = _decision(tests[name], margin, LEVEL / looks, divisor, looks, adjusted, losable)
         remaining -= 1
+        low = test.lower_end(level)
+        high = -test.opposite.lower_end(level / divisor)
+        is_safe = losable and low > -margin
+        if is_safe:
+            label: Label = "small loss" if high < 0 else "safe"
+        else:
+            label = "worse" if high < 0 else "unclear"
+        decisions[name] = Decision(
+            label=label,
+            difference=test.difference,
+            low=low,
+            high=high,
+            # Beside a full cache that cannot lose the margin, nothing shows that a cell holds.
+            p_holds=min(1.0, looks * test.p_above(-margin)) if losable else 1.0,
+            p_loses=adjusted,
+            settled=is_safe or high < -margin,
+            draws=test.pairs.shape[1],
+        )
+        if not len(test.pairs):
+            decisions[name] = replace(decisions[name], p_holds=math.nan, p_loses=math.nan)
     return {name: decisions[name] for name in tests}
-
-
-def _decision(
-    test: "PairedTest", margin: float, level: float, divisor: int, looks: int, p_loses: float, losable: bool
-) -> Decision:
-    """Decide about a cell by its test. `divisor` is Holm's for the level of a loss, `p_loses` is adjusted by Holm."""
-    low = test.bound(level, side=-1)
-    high = test.bound(level / divisor, side=1)
-    is_safe = losable and low > -margin
-    if is_safe:
-        label: Label = "small loss" if high < 0 else "safe"
-    else:
-        label = "worse" if high < 0 else "unclear"
-    # Beside a full cache that cannot lose the margin, nothing shows that a cell holds.
-    p_holds = 1.0
-    if not len(test.pairs):
-        p_holds = p_loses = math.nan
-    elif losable:
-        p_holds = min(1.0, looks * test.p_above(-margin))
-    return Decision(
-        label=label,
-        difference=test.difference,
-        low=low,
-        high=high,
-        p_holds=p_holds,
-        p_loses=p_loses,
-        settled=is_safe or high < -margin,
-        draws=test.pairs.shape[1],
-    )
 
 
 def decide_rounds(
@@ -327,29 +319,24 @@ class PairedTest:
         return np.unique(np.append(means, -1.0), return_counts=True)
 
     @cached_property
-    def _opposite(self) -> "PairedTest":
+    def opposite(self) -> "PairedTest":
+        """The test of the full cache beside the cell: its p and its end are those of the interval's other side."""
         return replace(self, pairs=-self.pairs)
 
-    def p_below(self, value: float) -> float:
-        """p of the hypothesis that the true difference is at least `value`."""
-        return self._opposite.p_above(-value)
-
-    def bound(self, level: float, *, side: int) -> float:
-        """The lower (`side` -1) or upper (1) end of the interval, the farthest difference that is not rejected."""
+    def lower_end(self, level: float) -> float:
+        """The lower end of the interval, the lowest difference that is not rejected."""
         if not len(self.pairs):
             return math.nan
-        p_value = self.p_above if side < 0 else self.p_below
-        end = float(side)
-        # Not even the farthest possible difference is rejected.
-        if p_value(end) > level:
-            return end
+        # Not even the lowest possible difference is rejected.
+        if self.p_above(-1.0) > level:
+            return -1.0
         from scipy import optimize
 
         def height(value: float) -> float:
             # The logarithm of p is nearer to a line than p is. p may be 0, so it counts at least the level's square.
-            return math.log(max(p_value(value), level**2) / level)
+            return math.log(max(self.p_above(value), level**2) / level)
 
-        return optimize.brentq(height, self.difference, end, xtol=1e-9)
+        return optimize.brentq(height, self.difference, -1.0, xtol=1e-9)
 
 
 def paired_test(

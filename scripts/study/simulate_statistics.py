@@ -198,7 +198,7 @@ def unequal_cell(simulations: int, name: str, problems: int, draws: int, loss: f
         cell, full = outcomes(structure(name, problems, loss), draws)
         test = paired_test(unequal(cell), full)
         add(found, "wrong holds", test.p_above(-MARGIN) <= LEVEL)
-        add(found, "interval covers", min(test.p_above(-loss), test.p_below(-loss)) > LEVEL)
+        add(found, "interval covers", min(test.p_above(-loss), test.opposite.p_above(loss)) > LEVEL)
     return {quantity: rate(np.array(values)) for quantity, values in found.items()}
 
 
@@ -214,7 +214,7 @@ def elsewhere(simulations: int, problems: int, draws: int, flips: float) -> dict
         chances = np.where(fails, 0.0, flips), np.where(fails, 1.0, flips)
         test = paired_test(*outcomes(chances, draws), "like_these")
         add(found, "wrong holds, problems like these", test.p_above(-MARGIN) <= LEVEL)
-        covers = min(test.p_above(-MARGIN), test.p_below(-MARGIN)) > LEVEL
+        covers = min(test.p_above(-MARGIN), test.opposite.p_above(MARGIN)) > LEVEL
         add(found, "interval covers, problems like these", covers)
     return {quantity: rate(np.array(values)) for quantity, values in found.items()}
 
@@ -249,7 +249,7 @@ def grid_of_20(
             add(found, f"wrong recommendation of {named}", chosen in bad)
         add(found, f"a recommendation of {named}", chosen >= 0)
         if max(losses) == 0:
-            loses = min(rounds * test.p_below(0.0) for own in tests for test in own)
+            loses = min(rounds * test.opposite.p_above(0.0) for own in tests for test in own)
             add(found, f"any cell loses of {named}", 20 * loses <= LEVEL)
     # The cells of a grid share a full cache, so the grids are counted and not the cells.
     return {name: (float(np.mean(values)), simulations) for name, values in found.items()}

@@ -54,7 +54,7 @@ def test_about_problems_like_these_the_p_is_that_of_dirichlet_weights(pairs):
     test = PairedTest(pairs, "like_these")
     for p in (0.005, 0.025, 0.3, 0.9):
         assert test.p_above(np.quantile(drawn, p)) == pytest.approx(p, rel=0.1)
-    assert test.bound(0.025, side=-1) == pytest.approx(np.quantile(drawn, 0.025), rel=0.02)
+    assert test.lower_end(0.025) == pytest.approx(np.quantile(drawn, 0.025), rel=0.02)
 
 
 @pytest.mark.parametrize("size", [1, 5, 200, 1319, 25_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
@@ -65,9 +65,9 @@ def test_about_problems_like_these_the_p_is_exact_however_many_they_are(size):
         for p in (0.99, 0.6, 0.3, 0.025, 1e-3, 1e-6):
             share = stats.beta.isf(p, lost + 1, size - lost)
             assert losses.p_above(-share) == pytest.approx(p, rel=1e-8)
-            assert gains.p_below(share) == pytest.approx(p, rel=1e-8)
+            assert gains.opposite.p_above(-share) == pytest.approx(p, rel=1e-8)
             if p < 0.5:
-                assert losses.bound(p, side=-1) == pytest.approx(-share, abs=1e-8)
+                assert losses.lower_end(p) == pytest.approx(-share, abs=1e-8)
 
 
 @pytest.mark.parametrize("lost", range(6))
@@ -398,7 +398,7 @@ def test_the_levels_of_all_rounds_add_up():
     full, cell = answers(np.random.default_rng(4), 60, 8, 1, 0.0)
     looks = decide_grid({0: cell}, full, looks=4)[0]
     test = paired_test(cell, full)
-    assert (looks.low, looks.high) == tuple(test.bound(0.025 / 4, side=side) for side in (-1, 1))
+    assert (looks.low, -looks.high) == (test.lower_end(0.025 / 4), test.opposite.lower_end(0.025 / 4))
     assert looks.p_holds == pytest.approx(4 * test.p_above(-0.05))
 
 
