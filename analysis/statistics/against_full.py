@@ -89,46 +89,47 @@ def _decide_condition(
     # All cells of a condition have the same problems, so the baseline's record is enough.
     groups = _groups(problems, provenance.get(baseline, {}))
     controls = list(condition.loc[is_control(condition), "cell_id"])
-    unfinished = set(condition.loc[condition["status"] != "done", "cell_id"])
+    finished = set(condition.loc[condition["status"] == "done", "cell_id"])
+    if baseline not in finished:
+        finished = set()
     families = defaultdict[tuple[Plan, bool], dict[str, Floats]](dict)
     for cell_id in compressed:
         plan = plan_of(provenance.get(cell_id, {}), margin)
         families[plan, cell_id in controls][cell_id] = scores[cell_id]
-    finished_controls = [cell_id for cell_id in controls if cell_id not in unfinished]
-    # A sweep has one control or none. Of the controls of several sweeps the last one counts.
-    control = scores[finished_controls[-1]] if finished_controls else None
+    control = None
+    for cell_id in controls:
+        if cell_id in finished:
+            # A sweep has one control or none. Of the controls of several sweeps the last one counts.
+            control = scores[cell_id]
     rows = []
     for (plan, of_control), family in families.items():
         decisions = _decisions(family, full, plan, groups)
-        finished = [cell_id for cell_id in decisions if not {cell_id, baseline} & unfinished]
         beyond_control = dict[str, bool]()
         if control is not None and not of_control:
-            tests = {}
-            for cell_id, cell in family.items():
-                tests[cell_id] = noninferiority.paired_test(cell, full, plan.population, groups=groups)
+            # The pairs of these tests are replaced there.
+            tests = dict.fromkeys(family, noninferiority.paired_test(full, full, plan.population, groups=groups))
             changed = noninferiority.beyond_control(tests, family, full, control)
             beyond_control = {cell_id: cell_id in changed for cell_id in finished}
         recommendable = set[str]()
         # The smallest safe cell is searched for among all cells of the plan, so all must be complete.
-        if len(finished) == len(decisions) and not of_control:
+        if finished.issuperset(family) and not of_control:
             p_holds = {cell_id: decision.p_holds for cell_id, decision in decisions.items()}
-            chains = _chains(condition[condition["cell_id"].isin(finished)])
+            chains = _chains(condition[condition["cell_id"].isin(family)])
             recommendable = noninferiority.hold_in_search(p_holds, chains)
         for cell_id, decision in decisions.items():
             # A cell without a pair with the full cache has no difference, and gets no row.
             if math.isnan(decision.difference):
                 continue
             cell = family[cell_id]
-            rows.append(
-                {
-                    "cell_id": cell_id,
-                    "fewest_draws": _fewest(cell, full, problems),
-                    "beyond_control": beyond_control.get(cell_id, math.nan),
-                    "recommendable": cell_id in recommendable,
-                    **_where_lost(cell, full),
-                    **_row(cell, full, plan, decision, len(family), cell_id in finished, groups),
-                }
-            )
+            row = {
+                "cell_id": cell_id,
+                "decision": decision.label if cell_id in finished else "unclear",
+                "family": len(family),
+                "fewest_draws": _fewest(cell, full, problems),
+                "beyond_control": beyond_control.get(cell_id, math.nan),
+                "recommendable": cell_id in recommendable,
+            }
+            rows.append(row | _where_lost(cell, full) | _row(cell, full, plan, decision, groups))
     return rows
 
 
@@ -140,8 +141,7 @@ def _groups(problems: NDArray[Any], record: Record) -> Groups:
     if "groups" not in record:
         return None
     question_of = record["groups"]
-    questions = [question_of.get(problem) or problem for problem in problems]
-    numbers, _ = pd.factorize(pd.Series(questions))
+    numbers, _ = pd.factorize(pd.Series([question_of.get(problem) or problem for problem in problems]))
     return numbers
 
 
@@ -171,10 +171,8 @@ def _chains(cells: pd.DataFrame) -> list[list[str]]:
     return [list(rows["cell_id"]) for _, rows in policies if len(rows) >= CHAIN]
 
 
-def _row(
-    cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int, finished: bool, groups: Groups
-) -> dict[str, Any]:
-    """Return a cell's columns that follow from its decision. Scores are [problems, draws], `family` counts cells."""
+def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, groups: Groups) -> dict[str, Any]:
+    """Return a cell's columns that follow from its decision. Scores are [problems, draws]."""
     paired_draws = noninferiority.paired(cell, full).shape[1]
     looks = max(1, len(plan.rounds))
     level = noninferiority.LEVEL / looks
@@ -192,9 +190,7 @@ def _row(
         draws_to_hold = noninferiority.draws_to_hold(cell, full, margin=plan.margin, level=level)
         problems_to_hold = noninferiority.problems_to_hold(cell, full, margin=plan.margin, level=level, groups=groups)
     return {
-        "decision": decision.label if finished else "unclear",
         "margin": plan.margin,
-        "family": family,
         "rounds": " ".join(map(str, plan.rounds)),
         "stopped_early": looks > 1 and decision.settled and draws < plan.rounds[-1],
         "these_low": decision.low,
@@ -234,17 +230,15 @@ def _where_lost(cell: Floats, full: Floats) -> dict[str, float]:
     differences = noninferiority.differences(cell, full)
     draws = differences.shape[1]
     full = full[:, :draws]
-    missing = np.isnan(differences)
-    lost_each_pair = ((differences == -1) | missing).all(1)
-    lost_wholly = lost_each_pair & ~missing.all(1)
+    # The mean of a problem's differences is -1 only if all are.
+    lost_wholly = (problem_means(differences) == -1).sum()
     ranks = np.empty_like(full)
     for draw in range(draws):
-        other_draws = np.delete(full, draw, axis=1)
-        [easiness] = problem_means(other_draws[None])  # the full cache's Pass@1 of each problem
+        easiness = problem_means(np.delete(full, draw, axis=1))  # the full cache's Pass@1 of each problem
         ranks[:, draw] = pd.Series(easiness).rank(pct=True)  # above 0, hard, up to 1; missing without another draw
     # A rank of 1/3 is hard and one of 2/3 is middle, also where 3 * rank is rounded up.
     thirds = np.ceil(3 * ranks - 1e-9)
     # `mean` leaves out answers without a pair.
     means = pd.Series(differences.ravel()).groupby(thirds.ravel()).mean().reindex([1, 2, 3])
     hard, middle, easy = means
-    return {"lost_wholly": int(lost_wholly.sum()), "diff_hard": hard, "diff_middle": middle, "diff_easy": easy}
+    return {"lost_wholly": int(lost_wholly), "diff_hard": hard, "diff_middle": middle, "diff_easy": easy}

@@ -47,7 +47,7 @@ def score_array(graded: pd.DataFrame, cell_ids: Sequence[str]) -> Floats:
 
 
 def problem_means(scores: Floats) -> Floats:
-    """Average over draws: [cells, problems]; missing if a problem has no draw."""
+    """Average over draws, the last axis: [cells, problems] or [problems]; missing if a problem has no draw."""
     counts = (~np.isnan(scores)).sum(-1)
     return np.where(counts, np.nansum(scores, -1) / np.maximum(counts, 1), np.nan)
 
@@ -144,10 +144,8 @@ def noise_floor(scores: Floats, *, resamples: int = FLOOR_RESAMPLES, seed: int =
     with fewer than two cells or two common problems.
     """
     common = np.where(np.isnan(scores).any(0), np.nan, scores)
+    common = common[:, np.isfinite(common).any((0, 2))]
     means = problem_means(common)
-    compared = ~np.isnan(means).any(0)
-    common = common[:, compared]
-    means = means[:, compared]
     cells, problems = means.shape
     if cells < 2 or problems < 2:
         return None
@@ -221,7 +219,7 @@ def draws_to_separate(first: Floats, second: Floats) -> tuple[float, bool]:
     problems), and True for an upper bound.
     """
     pairs = first - second
-    [means] = problem_means(pairs[None])  # as the one cell of an array
+    means = problem_means(pairs)
     problems = int(np.isfinite(means).sum())
     if problems < 2:
         return float("nan"), False
