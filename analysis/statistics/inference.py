@@ -35,15 +35,18 @@ _EPSILON = 1e-9
 
 
 def score_array(graded: pd.DataFrame, cell_ids: Sequence[str]) -> Floats:
-    """Arrange graded rows (cell_id, problem_id, draw, correct) of some cells as [cells, problems, ascending draws]."""
+    """Arrange graded rows (cell_id, problem_id, draw, correct) of some cells as [cells, problems, ascending draws].
+
+    A cell may be named twice, such as one without an axis beside each value of that axis.
+    """
     rows = graded[graded["cell_id"].isin(cell_ids)]
-    # The place of each row along each axis of the array.
-    cell = pd.Categorical(rows["cell_id"].astype("object"), categories=list(cell_ids)).codes
-    problem, problem_ids = pd.factorize(rows["problem_id"])
-    draw, draws = pd.factorize(rows["draw"], sort=True)
-    scores = np.full((len(cell_ids), len(problem_ids), len(draws)), np.nan)
-    scores[cell, problem, draw] = rows["correct"]
-    return scores
+    # Ids as plain objects: categories match only the same categories.
+    rows = rows.astype({"cell_id": "object", "problem_id": "object"})
+    problem_ids = rows["problem_id"].unique()
+    # A row for each cell and problem, a column for each draw.
+    table = rows.pivot(index=["cell_id", "problem_id"], columns="draw", values="correct")
+    table = table.reindex(pd.MultiIndex.from_product([cell_ids, problem_ids]))
+    return table.to_numpy(float).reshape(len(cell_ids), len(problem_ids), len(table.columns))
 
 
 def problem_means(scores: Floats) -> Floats:

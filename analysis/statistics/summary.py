@@ -44,13 +44,12 @@ def read_summary(path: Path) -> pd.DataFrame:
     first_places = dict[Any, str]()
     first_rows = dict[Any, FileRow]()
     for row in rows:
-        setting = tuple(row.values.get(name) for name in SETTING)
-        if setting in first_places:
-            raise UserError(f"{row.where} has the setting of {first_places[setting]}; delete one of the two.")
-        first_places[setting] = row.where
-        panel = (row.values["model"], row.values["benchmark"])
-        first = first_rows.setdefault(panel, row)
-        # A noise floor needs one count of answers.
+        setting = tuple(map(row.values.get, SETTING))
+        first_place = first_places.setdefault(setting, row.where)
+        if first_place != row.where:
+            raise UserError(f"{row.where} has the setting of {first_place}; delete one of the two.")
+        # A noise floor needs one count of answers for a model and benchmark.
+        first = first_rows.setdefault(setting[:2], row)
         for name in ("problems", "draws"):
             if row.values[name] != first.values[name]:
                 counts = f"{row.where} has {name} {row.values[name]}, and {first.where} has {first.values[name]}"
@@ -63,7 +62,7 @@ def _checked(row: FileRow) -> FileRow:
     texts = {name: "" if value is None else str(value).strip() for name, value in row.values.items()}
     filled = {name: text for name, text in texts.items() if text}
     # Without the axes `checked` would ask for them, which a full cache cannot have.
-    has_grid_axes = "keep_ratio" in filled and "local_window" in filled
+    has_grid_axes = filled.keys() >= {"keep_ratio", "local_window"}
     if filled.get("policy") == "full" and not has_grid_axes:
         raise UserError(f"{row.where} is the full cache, which no grid of scores has; delete the row.")
     score = dataclasses.asdict(checked(Score, filled, f"{row.where} ", extra=True))
