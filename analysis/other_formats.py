@@ -21,7 +21,7 @@ from kvsweep.analysis.load import Run, load_problems, load_run, load_texts
 from kvsweep.analysis.notation import rows, setting
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from kvsweep.run_files import row_types
-from kvsweep.run_files.row_types import Completion, Grade, leaves
+from kvsweep.run_files.row_types import leaves
 from kvsweep.run_files.run_reader import StoredCell
 from kvsweep.run_files.safe_files import make_folder, replace_text
 
@@ -37,30 +37,32 @@ def export_as(name: str, directory: Path, output: Path | None, *, cells: Sequenc
     `problems` includes the texts of problems that may not be republished.
     """
     run = load_run(directory)
-    metrics = cell_metrics(run)
-    metrics = chosen(metrics, cells, directory)
+    metrics = chosen(cell_metrics(run), cells, directory)
     folder = make_folder(output.resolve() if output else directory.resolve() / f"export_{name}")
     for cell in rows(metrics[metrics["completions"] > 0]):
         if name == "eee":
-            record = _eee(run, cell)
-            path = folder / _place_in_eee(cell, record)
+            place, record = _eee(run, cell)
         else:
-            record = _inspect(run, cell, problems)
-            path = folder / f"{cell.cell_id}.json"
-        make_folder(path.parent)
-        replace_text(path, f"{json.dumps(record, indent=1, allow_nan=False)}\n")
+            place, record = f"{cell.cell_id}.json", _inspect(run, cell, problems)
+        make_folder((folder / place).parent)
+        replace_text(folder / place, f"{json.dumps(record, indent=1, allow_nan=False)}\n")
     return folder
 
 
-def _eee(run: Run, cell: Any) -> Record:
-    """The record of a cell, a row of cells.csv: who made it, its model, and its result if it has a Pass@1."""
+def _eee(run: Run, cell: Any) -> tuple[str, Record]:
+    """The record of a cell, a row of cells.csv: who made it, its model, and its result if it has a Pass@1.
+
+    Before it the path that Every Eval Ever's validator asks for; the same cell has the same one in every export.
+    """
     settings = run.settings[cell.cell_id]
     provenance = run.provenance[cell.cell_id]
     engine = {"name": "kvsweep", "version": version("kvsweep")}
     # Weights from the hub are written ID@COMMIT, others without @.
     hub_id, at, _ = str(settings["model"].get("weights")).partition("@")
     model_id = hub_id if at else cell.model
-    return {
+    developer, _, model_name = model_id.rpartition("/")
+    developer = developer or "unknown"
+    record = {
         "schema_version": "0.3.0",
         "evaluation_id": f"{cell.benchmark}/{cell.model}/{cell.cell_id}",
         **_not_missing(evaluation_timestamp=_started(provenance)),
@@ -75,7 +77,7 @@ def _eee(run: Run, cell: Any) -> Record:
         "model_info": {
             "name": cell.model_title,
             "id": model_id,
-            "developer": model_id.rpartition("/")[0] or "unknown",
+            "developer": developer,
             "inference_engine": engine,
             "additional_details": {
                 "deployment_type": "self_deployed",
@@ -85,11 +87,13 @@ def _eee(run: Run, cell: Any) -> Record:
         },
         "evaluation_results": [_result_in_eee(cell, settings, provenance)] if pd.notna(cell.pass_at_1) else [],
     }
+    # Not a random one, though version 4 says so: the id's hash.
+    number = UUID(bytes=hashlib.sha256(cell.cell_id.encode()).digest()[:16], version=4)
+    return f"data/{cell.benchmark}/{developer}/{model_name}/{number}.json", record
 
 
 def _result_in_eee(cell: Any, settings: Record, provenance: Record) -> Record:
     """The result of a cell: its Pass@1 with error and interval over problems, and how its texts were drawn."""
-    decoding = settings["decoding"]
     source = {"dataset_name": cell.benchmark_title, "source_type": "other"}
     dataset = settings["benchmark"].get("hub_id")
     if dataset:
@@ -110,12 +114,6 @@ def _result_in_eee(cell: Any, settings: Record, provenance: Record) -> Record:
             },
             "num_samples": int(cell.problems),
         }
-    arguments = _not_missing(
-        temperature=decoding.get("temperature"),
-        top_p=decoding.get("top_p"),
-        top_k=decoding.get("top_k"),
-        max_tokens=decoding.get("max_new_tokens"),
-    )
     return {
         "evaluation_result_id": cell.cell_id,
         "evaluation_name": cell.benchmark,
@@ -132,19 +130,10 @@ def _result_in_eee(cell: Any, settings: Record, provenance: Record) -> Record:
         },
         "score_details": score,
         "generation_config": {
-            "generation_args": {**arguments, "execution_command": _command(provenance)},
+            "generation_args": {**_sampling(settings), "execution_command": _command(provenance)},
             "additional_details": _texts(dict(leaves({"policy": settings["policy"], "seed": cell.seed}))),
         },
     }
-
-
-def _place_in_eee(cell: Any, record: Record) -> str:
-    """The path that Every Eval Ever's validator asks for; the same cell has the same name in every export."""
-    model = record["model_info"]
-    _, _, model_name = model["id"].rpartition("/")
-    # Not a random one, though version 4 says so: the id's hash.
-    number = UUID(bytes=hashlib.sha256(cell.cell_id.encode()).digest()[:16], version=4)
-    return f"data/{cell.benchmark}/{model['developer']}/{model_name}/{number}.json"
 
 
 def _inspect(run: Run, cell: Any, problems: bool) -> Record:
@@ -152,54 +141,37 @@ def _inspect(run: Run, cell: Any, problems: bool) -> Record:
     settings = run.settings[cell.cell_id]
     provenance = run.provenance[cell.cell_id]
     model = f"kvsweep/{cell.model}"
-    withheld = GATED in str(settings["benchmark"].get("licence") or "") and not problems
+    withheld = GATED in str(settings["benchmark"].get("licence")) and not problems
     samples = _samples(run.directory / cell.cell_id, model, withheld)
     ids = list(dict.fromkeys(sample["id"] for sample in samples))
-    # The form demands a time.
-    started = _started(provenance) or "1970-01-01T00:00:00+00:00"
     scored = sum(bool(sample["scores"]) for sample in samples)
-    accuracy = {"name": "accuracy", "value": cell.pass_at_1, "params": {}}
     score = {
         "name": "kvsweep",
         "scorer": "kvsweep",
-        "params": {},
         "scored_samples": scored,
         "unscored_samples": len(samples) - scored,
-        "metrics": {"accuracy": accuracy} if pd.notna(cell.pass_at_1) else {},
+        "metrics": {"accuracy": {"name": "accuracy", "value": cell.pass_at_1}} if pd.notna(cell.pass_at_1) else {},
     }
-    decoding = settings["decoding"]
     return {
         "version": 2,
         "status": "success",
         "eval": {
             "eval_id": cell.cell_id,
             "run_id": run.directory.resolve().name,
-            "created": started,
+            # The form demands a time.
+            "created": _started(provenance) or "1970-01-01T00:00:00+00:00",
             "task": cell.benchmark,
             "task_id": cell.cell_id,
-            "task_version": 0,
             "task_args": dict(leaves({"policy": settings["policy"]})),
-            "dataset": {"name": cell.benchmark, "samples": len(ids), "sample_ids": ids, "shuffled": False},
+            "dataset": {"name": cell.benchmark, "samples": len(ids), "sample_ids": ids},
             "model": model,
-            "model_args": {name: value for name, value in settings["model"].items() if value is not None},
+            "model_args": _not_missing(**settings["model"]),
             "config": {"epochs": max(sample["epoch"] for sample in samples)},
             "packages": {"kvsweep": version("kvsweep")},
             "metadata": {"setting": setting(cell), "command": _command(provenance)},
         },
-        "plan": {
-            "name": "kvsweep",
-            "steps": [],
-            "config": _not_missing(
-                temperature=decoding.get("temperature"),
-                top_p=decoding.get("top_p"),
-                # 0 sets no limit.
-                top_k=decoding.get("top_k") or None,
-                max_tokens=decoding.get("max_new_tokens"),
-                seed=settings.get("seed"),
-            ),
-        },
+        "plan": {"config": {**_sampling(settings), "seed": settings.get("seed")}},
         "results": {"total_samples": len(samples), "completed_samples": len(samples), "scores": [score]},
-        "stats": {"started_at": started, "completed_at": started, "model_usage": {}},
         "samples": samples,
     }
 
@@ -209,48 +181,58 @@ def _samples(folder: Path, model: str, withheld: bool) -> list[Record]:
     texts = load_texts(folder)
     grades = StoredCell(folder).grades(on_bad=row_types.ignore)
     problems = load_problems(folder)
-    samples = []
-    for pair in sorted(texts):
+    samples = list[Record]()
+    for pair, completion in sorted(texts.items()):
         prompt = gold = ""
-        problem = problems.get(texts[pair].problem_id)
-        if problem is not None:
+        if completion.problem_id in problems:
+            problem = problems[completion.problem_id]
             prompt = _WITHHELD if withheld else problem.prompt
             gold = problem.gold
-        samples.append(_sample(model, prompt, gold, texts[pair], grades.get(pair)))
+        scores = {}
+        if pair in grades:
+            grade = grades[pair]
+            value = "C" if grade.correct else "I"
+            scores["kvsweep"] = {"value": value, "explanation": grade.outcome, **_not_missing(answer=grade.answer)}
+        message = {"role": "assistant", "content": completion.text, "model": model}
+        usage = {"input_tokens": completion.prompt_tokens, "output_tokens": completion.num_tokens}
+        sample = {
+            "id": completion.problem_id,
+            "epoch": completion.draw + 1,
+            "input": prompt,
+            "target": gold,
+            "messages": [{"role": "user", "content": prompt}, message],
+            "output": {
+                "model": model,
+                "choices": [{"message": message, "stop_reason": _ENDS[completion.stop_reason]}],
+                "usage": {**usage, "total_tokens": sum(usage.values())},
+            },
+            "scores": scores,
+            "metadata": {"evictions": len(completion.evictions), "peak_length": completion.peak_length},
+        }
+        samples.append(sample)
     return samples
 
 
-def _sample(model: str, prompt: str, gold: str, completion: Completion, grade: Grade | None) -> Record:
-    """A sample of the log: one completion, with its grade if it has one."""
-    message = {"role": "assistant", "content": completion.text, "source": "generate", "model": model}
-    usage = {"input_tokens": completion.prompt_tokens, "output_tokens": completion.num_tokens}
-    scores = {}
-    if grade is not None:
-        value = "C" if grade.correct else "I"
-        scores["kvsweep"] = {"value": value, "explanation": grade.outcome, **_not_missing(answer=grade.answer)}
-    return {
-        "id": completion.problem_id,
-        "epoch": completion.draw + 1,
-        "input": prompt,
-        "target": gold,
-        "messages": [{"role": "user", "content": prompt, "source": "input"}, message],
-        "output": {
-            "model": model,
-            "choices": [{"message": message, "stop_reason": _ENDS[completion.stop_reason]}],
-            "usage": {**usage, "total_tokens": sum(usage.values())},
-        },
-        "scores": scores,
-        "metadata": {"evictions": len(completion.evictions), "peak_length": completion.peak_length},
-    }
+def _sampling(settings: Record) -> Record:
+    """How the texts were drawn, by the names that both forms have."""
+    decoding = settings["decoding"]
+    return _not_missing(
+        temperature=decoding.get("temperature"),
+        top_p=decoding.get("top_p"),
+        # 0 sets no limit.
+        top_k=decoding.get("top_k") or None,
+        max_tokens=decoding.get("max_new_tokens"),
+    )
 
 
 def _not_missing(**values: Any) -> Record:
-    return {name: value for name, value in values.items() if pd.notna(value)}
+    # NaN is not equal to itself.
+    return {name: value for name, value in values.items() if value is not None and value == value}
 
 
 def _texts(values: Record) -> dict[str, str]:
     """The values that are not missing, as texts."""
-    return {name: str(value) for name, value in values.items() if pd.notna(value)}
+    return {name: str(value) for name, value in _not_missing(**values).items()}
 
 
 def _command(provenance: Record) -> str:
