@@ -1,6 +1,7 @@
 """`kvsweep compare A B`: compare the cells that two run directories share, paired over (problem, draw)."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,9 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
         raise UserError(f"{runs} {fault}: give runs of the same settings and problems.")
     rows = pd.concat([_graded_rows(first, "a"), _graded_rows(second, "b")])
     # A letter before each id, because both runs may have a cell with this id.
-    ids_a = "a" + shared["cell_id_a"]
-    ids_b = "b" + shared["cell_id_b"]
+    ids = [*("a" + shared["cell_id_a"]), *("b" + shared["cell_id_b"])]
     # [cells of A and of B, problems, draws]: in one array problems and draws have the same places in both.
-    scores = score_array(rows, [*ids_a, *ids_b])
-    scores_a = scores[: len(shared)]
-    scores_b = scores[len(shared) :]
+    scores_a, scores_b = np.split(score_array(rows, ids), 2)
     graded = _graded(scores_b - scores_a)
     if not graded.any():
         fault = "share no graded answer, of any problem and draw"
@@ -63,21 +61,19 @@ def _graded_rows(run: Run, letter: str) -> pd.DataFrame:
 
 
 def _pairs(first: Run, second: Run) -> pd.DataFrame:
-    """Return the pairs to compare: cells with one id in both runs, then, of the rest, those that agree in `MATCH`.
+    """Return the pairs to compare: cells with one id in both runs, and of the rest those that agree in `MATCH`.
 
     Columns: `MATCH`, titles, cell_id_a and cell_id_b.
     """
     cells_a = _distinct(first)[[*MATCH, "model_title", "benchmark_title", "cell_id"]]
     cells_b = _distinct(second)[[*MATCH, "cell_id"]]
-    # A cell with one id is the same one, even if its variant is named otherwise: each run names what varies in it.
+    same_ids = {*cells_a["cell_id"]} & {*cells_b["cell_id"]}
+    for cells in (cells_a, cells_b):
+        # A cell with one id is the same one, even if its variant is named otherwise: each run names what varies in it.
+        cells["key"] = cells["cell_id"].where(cells["cell_id"].isin(same_ids), cells["variant"])
     # `MATCH` without its last name, the variant.
-    same_cells = cells_a.merge(cells_b.drop(columns="variant"), on=[*MATCH[:-1], "cell_id"])
-    rest_a = cells_a[~cells_a["cell_id"].isin(same_cells["cell_id"])]
-    rest_b = cells_b[~cells_b["cell_id"].isin(same_cells["cell_id"])]
-    cells_alike = rest_a.merge(rest_b, on=MATCH, suffixes=("_a", "_b"))
-    same_cells = same_cells.rename(columns={"cell_id": "cell_id_a"})
-    same_cells["cell_id_b"] = same_cells["cell_id_a"]
-    return pd.concat([same_cells, cells_alike], ignore_index=True)
+    keys = [*MATCH[:-1], "key"]
+    return cells_a.merge(cells_b.drop(columns="variant"), on=keys, suffixes=("_a", "_b")).drop(columns="key")
 
 
 def _distinct(run: Run) -> pd.DataFrame:
@@ -103,11 +99,8 @@ def _other_settings(first: dict[str, Any], second: dict[str, Any]) -> str:
 def in_words(table: pd.DataFrame) -> str:
     """Return the comparison as text; the largest differences and the summary are last, on the last screen."""
     differing = table[table["p_holm"] < LEVEL]
-    sizes = differing["difference"].abs().sort_values(kind="stable", ascending=False)
     lines = []
-    # The largest comes last, beside the summary.
-    ascending = sizes.index[:MAX_LISTED][::-1]
-    for row in notation.rows(differing.reindex(ascending)):
+    for row in notation.rows(differing.sort_values("difference", key=abs).tail(MAX_LISTED)):
         difference = notation.percent_pm(row.difference, row.se, signed=True)
         interval = notation.interval(row.low, row.high, signed=True)
         p = f"p {notation.p_value(row.p)}, Holm {notation.p_value(row.p_holm)}"
@@ -116,48 +109,33 @@ def in_words(table: pd.DataFrame) -> str:
     return "\n".join([*lines, "", *_summary(table)]).strip()
 
 
-def _summary(table: pd.DataFrame) -> list[str]:
+def _summary(table: pd.DataFrame) -> Iterator[str]:
     """A line per panel, per difference of settings and on answers that one run lacks; last, how many cells differ."""
     compared = table[table["graded"] > 0]
-    lines = _panel_lines(compared)
-    # Cells that differ in no setting have an empty text.
-    settings = table["other_settings"].value_counts().drop("", errors="ignore")
-    for names, cells in settings.head(MAX_LISTED).items():
-        lines.append(f"settings differ in {counted(cells, 'cell')}: {names}")
-    differing = int((table["p_holm"] < LEVEL).sum())
-    sentence = f"A and B differ in {differing} of {counted(len(compared), 'cell')} (B minus A, paired, Holm, 5%)"
-    if differing > MAX_LISTED:
-        sentence += f", the {MAX_LISTED} largest above"
-    without_pair = len(table) - len(compared)
-    if without_pair:
-        sentence += f"; without a common graded answer: {counted(without_pair, 'cell')}"
-    return [*lines, *_partly(compared), f"{sentence}."]
-
-
-def _panel_lines(compared: pd.DataFrame) -> list[str]:
-    """A line for each model and benchmark."""
-    lines = []
     for title, cells in compared.groupby(["model_title", "benchmark_title"], sort=False):
         differences = cells.loc[cells["p_holm"] < LEVEL, "difference"]
         worse = (differences < 0).sum()
         better = (differences > 0).sum()
         mean = notation.percent(cells["difference"].mean(), signed=True)
         counts = f"{counted(len(cells), 'cell')}, B worse in {worse}, better in {better}, mean {mean} points"
-        lines.append(f"{' | '.join(map(str, title))}: {counts}")
-    return lines
-
-
-def _partly(compared: pd.DataFrame) -> list[str]:
-    """Say on how many problems and answers cells are compared, if A or B has more."""
-    most_graded = compared[["graded_a", "graded_b"]].max(axis=1)
-    cells = compared[compared["graded"] < most_graded]
-    if cells.empty:
-        return []
-    problems = counted(notation.span(cells["problems"]), "problem")
-    answers = counted(notation.span(cells["graded"]), "common answer")
-    where = f"counts of answers differ in {counted(len(cells), 'cell')}"
-    counts = f"A has {notation.span(cells['graded_a'])}, B {notation.span(cells['graded_b'])}"
-    return [f"{where}: compared on {problems} and {answers} (problem and draw); {counts}"]
+        yield f"{' | '.join(map(str, title))}: {counts}"
+    # Cells that differ in no setting have an empty text.
+    settings = table["other_settings"].value_counts().drop("", errors="ignore")
+    for names, number in settings.head(MAX_LISTED).items():
+        yield f"settings differ in {counted(number, 'cell')}: {names}"
+    partly = compared[compared["graded"] < compared[["graded_a", "graded_b"]].max(axis=1)]
+    if len(partly):
+        graded, graded_a, graded_b = map(notation.span, partly[["graded", "graded_a", "graded_b"]].to_numpy().T)
+        counts = f"A has {graded_a}, B {graded_b}, both {graded}"
+        yield f"counts of answers differ in {counted(len(partly), 'cell')}: {counts}"
+    differing = (table["p_holm"] < LEVEL).sum()
+    sentence = f"A and B differ in {differing} of {counted(len(compared), 'cell')} (B minus A, paired, Holm, 5%)"
+    if differing > MAX_LISTED:
+        sentence += f", the {MAX_LISTED} largest above"
+    without_pair = len(table) - len(compared)
+    if without_pair:
+        sentence += f"; without a common graded answer: {counted(without_pair, 'cell')}"
+    yield f"{sentence}."
 
 
 def compare_runs(first: Path, second: Path, csv: Path | None = None) -> None:
