@@ -443,7 +443,7 @@ def test_waiting_cancelled_and_second_submissions(cluster, small_reference, tmp_
         first = submit(cluster, tmp_path, *SMALL)
         wait(lambda: "the nodes that it needs are down" in words(run, cluster), "a reason")
         waiting = words(run, cluster)
-        assert f"2 queued as job {first}, pending in SLURM" in waiting
+        assert f"2 tasks: queued as job {first}, pending in SLURM" in waiting
         slurm(cluster, "scancel", f"{first}_1")
         wait(lambda: f"job {first}_1 left SLURM's queue before it began" in words(run, cluster), "the cancelled task")
         cancelled = words(run, cluster)
