@@ -10,20 +10,19 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
 from kvsweep.messages.errors import UserError
 
-Kind = Literal["text", "text or null", "mapping", "other"]
 # Where Hydra's own words stand for several values; a text of such a form has to be quoted by the user.
 _FUNCTION = re.compile(r"(choice|range|interval|glob|sort|shuffle|tag|extend_list|int|float|bool|str|json_str)\(.*\)")
 _WORD = re.compile(r"(\+{0,2})([^=]*)=(.*)", re.DOTALL)  # ++cache.bits=4 -> "++", "cache.bits", "4"
 _KEY = re.compile(r"[\w./@:-]+")
 # The types of the fields of each class that a section may be.
 Hints = Callable[[str], Sequence[Mapping[str, Any]]]
-_OUTSIDE: dict[str, Kind] = {"run_name": "text", "results_dir": "text", "texts": "text or null"}
+_OUTSIDE: dict[str, set[Any]] = {"run_name": {str}, "results_dir": {str}, "texts": {str, NoneType}}
 _CLASSES = {
     "model": "kvsweep.harness.models.config.ModelConfig",
     "benchmark": "kvsweep.harness.benchmarks.config.BenchmarkConfig",
@@ -58,17 +57,20 @@ def _hydra_override(word: str, hints: Hints, multirun: bool) -> str:
     _check_key(word, plus, key, value)
     if key.startswith("hydra"):
         return word
-    kind = _kind_of(key, hints)
-    if kind == "mapping":  # ++ sets a key whether the mapping has it or not
+    types = _types(key, hints)
+    if types & {dict, Mapping}:  # ++ sets a key whether the mapping has it or not
         return f"++{key}={value}"
     if plus and "." not in key:
         raise UserError(f"{word} begins with {plus}, which no choice of kvsweep needs: write {key}={value}.")
-    if multirun and not plus and _is_of_a_policy(key, hints):
+    # `rows` and `every` are another spelling of keep_ratio and budget, and no field of a class.
+    is_of_a_policy = key.startswith("policy.") and (types or key in ("policy.rows", "policy.every"))
+    if multirun and not plus and is_of_a_policy:
         plus = "++"  # a policy of the list may lack it, whose job then goes without it
     # Hydra reads an empty value as an empty text, and ??? as a value that is missing.
-    is_null = value in ("", "???") or (value == "null" and kind == "text or null")
+    is_null = value in ("", "???") or (value == "null" and NoneType in types)
     is_hydras = value[:1] in ("'", '"') or _FUNCTION.fullmatch(value)  # Hydra's own quotes, or a function
-    if not kind.startswith("text") or is_null or is_hydras:
+    is_text = types and types <= {str, Path, NoneType}
+    if not is_text or is_null or is_hydras:
         return f"{plus}{key}={value}"
     texts = value.split(",") if multirun else [value]
     # run_name=1e5 -> run_name="1e5", and of a multirun run_name=a,b -> run_name="a","b"
@@ -90,31 +92,21 @@ def _check_key(word: str, plus: str, key: str, value: str) -> None:
         raise UserError(f"{word} is the form of a file: write -m KEY=A,B on the command line.")
 
 
-def _is_of_a_policy(key: str, hints: Hints) -> bool:
-    """Whether a key is a setting that some policies have, and others have not."""
-    section, _, name = key.partition(".")
-    if section != "policy":
-        return False
-    # `rows` and `every` are another spelling of keep_ratio and budget, and no field of a class.
-    return name in ("rows", "every") or any(name in fields for fields in hints(section))
-
-
 def quoted(text: str) -> str:
     """The text in Hydra's quotes."""
     return QuotedString(text=text, quote=Quote.double).with_quotes()
 
 
-def _kind_of(key: str, hints: Hints) -> Kind:
-    """What the setting of this key is by the type of its field; `other` for one that is no text and is not known."""
-    if key in _OUTSIDE:
-        return _OUTSIDE[key]
+def _types(key: str, hints: Hints) -> set[Any]:
+    """The types of a key's setting in all classes of its section: dict and NoneType of `dict[str, str] | None`."""
+    types = set(_OUTSIDE.get(key, ()))
     section, _, below = key.partition(".")
-    name, _, inner = below.partition(".")  # benchmark.columns.group -> "columns", "group"
-    kinds = {_kind(fields[name]) for fields in hints(section) if name in fields}
-    if inner:  # a key below a field
-        return "mapping" if "mapping" in kinds else "other"
-    # The last by the alphabet: "text or null" if any class has that, else "text", which both stand behind "other".
-    return max(kinds, default="other")
+    name = below.partition(".")[0]  # benchmark.columns.group -> "columns"
+    for fields in hints(section):
+        hint = fields.get(name)
+        members = get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint]
+        types.update(get_origin(member) or member for member in members)
+    return types - {None}  # of a class without the field
 
 
 _fields = cache(get_type_hints)
@@ -127,15 +119,3 @@ def _hints(section: str, targets: Callable[[str], Sequence[type]]) -> Iterator[M
         yield _fields(getattr(import_module(module), name))
     elif section in ("policy", "launcher", "engine"):
         yield from map(_fields, targets(section))
-
-
-def _kind(hint: Any) -> Kind:
-    """What a field of this type is."""
-    # Without None the types of `str | None` are those of `str`.
-    is_union = get_origin(hint) in (Union, UnionType)
-    types = [part for part in get_args(hint) if part is not NoneType] if is_union else [hint]
-    if types in ([str], [Path]):
-        return "text or null" if is_union else "text"
-    if len(types) == 1 and get_origin(types[0]) in (dict, Mapping):
-        return "mapping"
-    return "other"

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
@@ -13,17 +13,20 @@ from kvsweep.harness import settings
 from kvsweep.messages.checked import checked
 from kvsweep.messages.errors import UserError
 
+_T = TypeVar("_T")
+_Axis = Annotated[Sequence[_T], Field(min_length=1)] | None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Axes:
     """The axes of a grid; None uses the single value in `policy`."""
 
-    policy: Annotated[Sequence[str], Field(min_length=1)] | None = None
-    keep_ratio: Annotated[Sequence[float], Field(min_length=1)] | None = None
-    local_window: Annotated[Sequence[int], Field(min_length=1)] | None = None
-    budget: Annotated[Sequence[int], Field(min_length=1)] | None = None
-    question: Annotated[Sequence[Question], Field(min_length=1)] | None = None
-    sinks: Annotated[Sequence[int], Field(min_length=1)] | None = None
+    policy: _Axis[str] = None
+    keep_ratio: _Axis[float] = None
+    local_window: _Axis[int] = None
+    budget: _Axis[int] = None
+    question: _Axis[Question] = None
+    sinks: _Axis[int] = None
 
 
 @dataclass(frozen=True, kw_only=True)
