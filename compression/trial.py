@@ -1,7 +1,7 @@
 """Try a policy on small seeded caches before a sweep; each fault of its code is named in one sentence."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -48,7 +48,9 @@ class Trial(NamedTuple):
     def length(self) -> int | None:
         """Cached tokens at which the policy evicts; None if it never does."""
         trigger = self.policy.trigger(self.question, self.evictions)
-        return None if trigger is None else max(trigger, self.question) + 1
+        if trigger is None:
+            return None
+        return max(trigger, self.question) + 1
 
     @property
     def promised(self) -> int | None:
@@ -57,56 +59,49 @@ class Trial(NamedTuple):
             return None
         return self.policy.length_after(self.length, self.question, self.evictions)
 
-    def arrays(self) -> dict[str, Tensor]:
-        """Return keys and values [layers, kv_heads, length, head_dim], queries of every row, positions, token ids."""
+    def view(self) -> CacheView:
+        """The view of the cache, built again from the same numbers at each call."""
         length = int(self.length or 0)
         generator = torch.Generator().manual_seed(20240)
         gaps = self.evictions * length // 2  # positions behind the question whose tokens were evicted
         is_generated = torch.arange(length) >= self.question
-        positions = torch.arange(length) + gaps * is_generated
+        places = torch.arange(length) + gaps * is_generated
+        text_ids = torch.randint(50, (length + gaps + 1,), generator=generator)  # the last token is not fed yet
 
         def drawn(heads: int) -> Tensor:
             rows = torch.randn(self.layers, heads, length, HEAD_DIM, generator=generator)
-            return torch.ones_like(rows) if self.equal else rows
+            if self.equal:
+                return torch.ones_like(rows)
+            return rows
 
-        token_ids = torch.randint(50, (length + gaps + 1,), generator=generator)  # the last token is not fed yet
-        return {
-            "keys": drawn(self.kv_heads),
-            "values": drawn(self.kv_heads),
-            "queries": drawn(self.kv_heads * self.group),
-            "positions": positions,
-            "text_ids": token_ids,
-            "token_ids": token_ids[positions],
-        }
-
-    def view(self) -> CacheView:
-        """The view of the cache, built again from the same numbers at each call."""
-        arrays = self.arrays()
-        positions, token_ids = arrays["positions"], arrays["token_ids"]
+        keys, values, queries = map(drawn, (self.kv_heads, self.kv_heads, self.kv_heads * self.group))
+        positions = places
         if self.policy.per_head:
-            positions = positions.repeat(self.layers, self.kv_heads, 1)
-            token_ids = token_ids.repeat(self.layers, self.kv_heads, 1)
+            positions = places.repeat(self.layers, self.kv_heads, 1)
+        token_ids = text_ids[positions]
         return CacheView(
             problem_id=self.problem_id,
             draw=self.draw,
-            text_ids=arrays["text_ids"],
+            text_ids=text_ids,
             positions=positions,
             token_ids=token_ids,
             question_length=self.question,
             answer_start=None,
-            keys=list(arrays["keys"]),
-            values=list(arrays["values"]),
+            keys=list(keys),
+            values=list(values),
             scaling=HEAD_DIM**-0.5,
-            signals={signal: self._recorded(signal, arrays) for signal in self.policy.signals},
+            signals={signal: self._recorded(signal, places, keys, queries) for signal in self.policy.signals},
             separating=lambda: torch.isin(token_ids, torch.tensor(_SEPARATORS)),
             uniform=lambda: torch.rand(positions.shape, generator=torch.Generator().manual_seed(7)),
             evictions=self.evictions,
         )
 
-    def _recorded(self, signal: Signal, arrays: Mapping[str, Tensor]) -> Tensor:
-        """Return what a signal's recorder would hold for these rows; random if the rows do not determine it."""
-        positions = arrays["positions"]
-        shape = arrays["keys"].shape[:-1]
+    def _recorded(self, signal: Signal, positions: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
+        """Return what a signal's recorder would hold for these rows; random if the rows do not determine it.
+
+        `positions` are [length], `keys` and `queries` [layers, heads, length, head_dim].
+        """
+        shape = keys.shape[:-1]
         drawn = torch.rand(shape, generator=torch.Generator().manual_seed(3))
         if self.equal:
             drawn = torch.ones(shape)
@@ -118,11 +113,11 @@ class Trial(NamedTuple):
                     return scores.expand(shape)
                 return scores
             case AttentionMass(decay=decay):
-                layers = zip(arrays["queries"], arrays["keys"], strict=True)
+                layers = zip(queries, keys, strict=True)
                 masses = [decayed_mass(query, key, scaling=HEAD_DIM**-0.5, decay=decay) for query, key in layers]
                 return torch.stack(masses)
             case RecentQueries(window=window):
-                return arrays["queries"][:, :, -window:].clone()
+                return queries[:, :, -window:].clone()
             case LastUse():
                 # Each row was used once behind its own position, so its pause and its last use are drawn together.
                 pause = ((positions[-1] - positions) * drawn).int()
