@@ -90,8 +90,7 @@ def _print_estimate(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -
 def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
     """Compose and check every job of the command line before any job runs."""
     jobs: list[Job] = []
-    launchers: list[Launcher] = []  # of each job
-    plans: list[ReplayPlan] = []  # of each job
+    shared: list[tuple[Launcher, ReplayPlan]] = []  # of each job
     unused: list[dict[str, str]] = []  # the keys that a job does not use, each with the reason
     notes: set[str] = set()
     for config, hydra_config in _compose():
@@ -102,9 +101,9 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
             notes.update([*_complete(config), *_not_swept()])
             others_settings = _without_others_settings(config)
             # From here on things are made from it.
-            launchers.append(settings.build_target("launcher", config.launcher, Launcher))
+            launcher = settings.build_target("launcher", config.launcher, Launcher)
             replayed = OmegaConf.masked_copy(config, ["replay", "screen", "texts"])
-            plans.append(checked(ReplayPlan, settings.plain(replayed)))
+            shared.append((launcher, checked(ReplayPlan, settings.plain(replayed))))
             jobs.append(make_job(config))
             unused.append(unused_settings(config, jobs[-1]) | others_settings)
     if not jobs:
@@ -112,10 +111,9 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
     for note in sorted(notes):
         print(note, file=sys.stderr)
     refuse_unused([word.lstrip("+") for word in sys.argv[1:] if not word.startswith("-")], unused)
-    if any(launcher != launchers[0] for launcher in launchers):
-        raise UserError("launcher differs between the jobs of one command: give it one value, not a list.")
-    if any(plan != plans[0] for plan in plans):
-        raise UserError("replay, screen and texts differ between the jobs of one command: give each one value.")
+    launcher, plan = shared[0]
+    if any(other != shared[0] for other in shared):
+        raise UserError("launcher, replay, screen or texts differ between the jobs of a command: give each one value.")
     # Reading refuses cells of another schema.
     stored = []
     for directory in {job.run_directory for job in jobs}:
@@ -123,7 +121,7 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
     no_full_cache = _no_full_cache(jobs, stored)
     if no_full_cache:
         print(no_full_cache, file=sys.stderr)
-    return _without_shared_cells(jobs, plans[0]), launchers[0], plans[0]
+    return _without_shared_cells(jobs, plan), launcher, plan
 
 
 def _no_full_cache(jobs: Sequence[Job], stored: Sequence[Mapping[str, Any]]) -> str | None:
