@@ -6,7 +6,6 @@ command's settings, so the same command resumes. SLURM gets all rounds in one su
 before.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product, zip_longest
@@ -17,7 +16,7 @@ from kvsweep.annexes import annex
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.sweep.cell_store import CellStore
 from kvsweep.harness.sweep.execute import decode_all
-from kvsweep.harness.sweep.job import Job, changed_code
+from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.launch import Launcher, note_state, show_results, start
 from kvsweep.harness.sweep.replay_plan import ReplayPlan
 from kvsweep.harness.sweep.share import Share, lacking, share_of
@@ -34,8 +33,6 @@ class UnfinishedRoundError(UserError):
 
 def run(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> None:
     """Do what a command asks for and its launcher waits for; print the results, or how to see progress."""
-    for note in filter(None, map(changed_code, jobs)):
-        print(note, file=sys.stderr)
     if plan.wanted:
         jobs = annex("screen").replayed(jobs, launcher, plan)
     if not jobs:

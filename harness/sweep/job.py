@@ -15,7 +15,6 @@ from pydantic import BeforeValidator, Field, StrictBool
 from kvsweep.compression import artifacts
 from kvsweep.compression.config import CacheConfig
 from kvsweep.compression.policy import Policy
-from kvsweep.compression.source import is_own
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import Benchmark, load_problems, question_hash
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding, first_eviction
@@ -30,11 +29,10 @@ from kvsweep.harness.sweep.grid import policy_file
 from kvsweep.harness.sweep.source import Decoded, Source, source_class
 from kvsweep.kernels.implementation import Implementation, check_installed
 from kvsweep.messages.checked import checked
-from kvsweep.messages.command_line import counted
 from kvsweep.messages.errors import UserError
 from kvsweep.messages.escape import folder_below
 from kvsweep.run_files import row_types
-from kvsweep.run_files.row_types import MOST, Shard, content_hash, leaves
+from kvsweep.run_files.row_types import MOST, Shard, leaves
 from kvsweep.run_files.run_reader import StoredCell, read_cells, read_provenance
 
 _Verdict = row_types.view(row_types.Grade, "correct", "rule")
@@ -206,33 +204,6 @@ class Job:
 
     def stored(self, cell: Cell) -> StoredCell:
         return StoredCell(self.run_directory / cell.cell_id)
-
-
-def changed_code(job: Job) -> str | None:
-    """Return a message that names cells that are new because a policy's code has changed; None without any."""
-    new_cells = []
-    for cell in job.cells:
-        # The ids of kvsweep's policies do not depend on their code; those of a user's classes do.
-        if is_own(type(cell.policy)) and not (job.run_directory / cell.cell_id).exists():
-            new_cells.append(cell)
-    if not new_cells:
-        return None
-    ids = {cell.cell_id for cell in job.cells}
-    hashes = {_without_code(settings) for stored, settings in read_cells(job.run_directory) if stored.name not in ids}
-    # A stored cell of the same settings but for the code was made by the earlier code.
-    changed_cells = [cell for cell in new_cells if _without_code(cell.describe()) in hashes]
-    if not changed_cells:
-        return None
-    names = ", ".join(sorted({cell.policy.name for cell in changed_cells}))
-    count = f"new, beside those of the earlier code: {counted(len(changed_cells), 'cell')}"
-    return f"note: the code of policy={names} has changed; {count}."
-
-
-def _without_code(settings: Mapping[str, Any]) -> tuple[str, str]:
-    """Return hashes of a cell's settings (cell.yaml) that stay equal if only the policy's code changes."""
-    # "class" has the hash of the code.
-    policy = {name: value for name, value in settings["policy"].items() if name != "class"}
-    return settings["condition"], content_hash([policy, settings.get("cache")])
 
 
 def make_job(config: DictConfig) -> Job:
