@@ -98,7 +98,7 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         with settings.plain_config_errors():
             # These lines change the configuration.
             source_class(config).check(config)
-            notes.update([*_complete(config), *_not_swept()])
+            notes.update(_complete(config))
             others_settings = _without_others_settings(config)
             # From here on things are made from it.
             launcher = settings.build_target("launcher", config.launcher, Launcher)
@@ -195,20 +195,6 @@ def _name_model(config: DictConfig, words: Sequence[str]) -> list[str]:
     lent = f"takes {source_class(config).lent} of {config.model.name}"
     config.model.name = config.model.title = name
     return [f"note: model={name} {lent}: choose the nearest with model=."]
-
-
-def _not_swept() -> list[str]:
-    """Return a note for each list of an experiment that only a multirun uses."""
-    hydra_config: Any = HydraConfig.get()
-    swept = OmegaConf.select(hydra_config, "sweeper.params")  # hydra.sweeper=3 has none, and only a multirun reads it
-    if hydra_config.mode != RunMode.RUN or not OmegaConf.is_dict(swept):
-        return []
-    keys = {word.partition("=")[0] for word in hydra_config.overrides.task}
-    notes = []
-    for key, values in swept.items():
-        if key not in keys:
-            notes.append(f"note: {key}={values} needs -m; without it {key} is the default.")
-    return notes
 
 
 def _compose() -> list[tuple[DictConfig, Any]]:
