@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from kvsweep.compression.cache import SlotCache
-from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.harness.decode.engine import Engine, is_invariant
 from kvsweep.harness.decode.memory import auto_slots, release_memory
 from kvsweep.harness.decode.request import Branch, Request, grows, is_untouched, needed_capacity
@@ -59,7 +58,6 @@ def fill(work: OpenCells) -> None:
     lengths = {problem.id: len(model.dialogue.prompt_ids(problem.prompt)) for problem in job.benchmark.problems}
     longest = max(lengths.values())
     _check_lengths(model, lengths, limit)
-    _warn_of_lost_questions(cells, longest)
 
     # All slots have the capacity of the cell that needs the most, so cells that grow with the text are decoded apart.
     # They come first, so that a killed sweep has its baseline. The other cells share every completion that ends before
@@ -309,17 +307,3 @@ def _check_lengths(model: LoadedModel, lengths: Mapping[str, int], limit: int) -
     if context is not None and longest > context:
         note = f"note: a prompt and its completion may take {longest} tokens; {name} was made for {context}."
         print(note, file=sys.stderr)
-
-
-def _warn_of_lost_questions(cells: Sequence[Cell], longest: int) -> None:
-    """Print a note if a pinned question of `longest` tokens does not fit beside the newest rows of some cells."""
-    rooms = []  # for the question, of the cells where it is too small
-    for cell in cells:
-        policy = cell.policy
-        if isinstance(policy, BudgetPolicy) and policy.question_rule == "pinned":
-            room = policy.size - policy.newest_kept
-            if room < longest:
-                rooms.append(room)
-    if rooms:
-        short = f"in {len(rooms)} of {len(cells)} cells a pinned question ({longest} tokens) has room for {min(rooms)}"
-        print(f"note: {short}: it is evicted too; policy.question=on_top keeps it.", file=sys.stderr)

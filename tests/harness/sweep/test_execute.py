@@ -539,7 +539,6 @@ def test_real_aime24_runs_to_the_end_and_every_outcome_is_counted(kvsweep, share
     arguments = ["model=toy_qwen", "benchmark=aime24", f"benchmark.path={path}", f"results_dir={tmp_path}", *settings]
     ended = kvsweep(*arguments)
     assert ended.code == 0
-    assert "it is evicted too" in ended.err
     (cell,) = (tmp_path / "default").glob("*/DONE")
     grades = [*read_rows(cell.parent / "grades.jsonl", dict)]
     assert len({(g["problem_id"], g["draw"]) for g in grades}) == len(grades) == 60
