@@ -334,16 +334,10 @@ def _unknown_key(key: str) -> str:
     keys: list[str] = []
     with suppress(HydraException, OmegaConfBaseException):  # a second mistake, among the choices
         keys = list(config_keys(compose_config(*chosen)))
-    if not keys:
-        return f"{key} is not a setting of this command: its --help names them."
     same_name = [other for other in keys if other.rpartition(".")[2] == key]
     if same_name:
         return f"{key} is not a setting: did you mean {' or '.join(same_name)}?"
-    section = key.rpartition(".")[0]
-    listed = [other for other in keys if other.rpartition(".")[0] == section]
-    if not listed:  # there is no such section: name the sections
-        listed = [other for other in keys if "." not in other]
-    return f"{key} is not a setting: {did_you_mean(key, keys)}Choose from {', '.join(listed)}."
+    return f"{key} is not a setting: {did_you_mean(key, keys)}The command's --help names settings."
 
 
 def config_keys(node: DictConfig, above: str = "") -> Iterator[str]:

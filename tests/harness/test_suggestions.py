@@ -8,7 +8,7 @@ ANSWERS = {
     "+policy.keep_rato=0.3": "policy.keep_rato is not a setting: did you mean keep_ratio?",
     "policy=dynt": "policy=dynt is unknown: did you mean dynts?",
     "grid.policy=[dynts,windw]": "grid.policy=windw is unknown: did you mean window?",
-    "zzzzzz=1": "zzzzzz is not a setting: Choose from model, benchmark,",
+    "zzzzzz=1": "zzzzzz is not a setting: The command's --help",
 }
 
 
