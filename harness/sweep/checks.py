@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from kvsweep.compression import artifacts
-from kvsweep.compression.config import UNPACKED, CacheConfig
+from kvsweep.compression.config import CacheConfig
 from kvsweep.compression.policy import BudgetPolicy, Policy
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.spec import BYTES, ModelSpec
+from kvsweep.harness.models.spec import ModelSpec
 from kvsweep.messages.errors import UserError
 
 
@@ -102,25 +102,12 @@ def other_sizes(kind: str, place: str, model: ModelConfig, spec: ModelSpec) -> s
     return ""
 
 
-def check_cache(
-    cache: CacheConfig, impl: str, max_new_tokens: int, model: ModelConfig, spec: ModelSpec, policies: Sequence[Policy]
-) -> None:
-    """Refuse policies without a layer to evict from, and a precision that is not supported or saves nothing."""
-    # Questions of one token, here and below: whether a policy evicts at all does not depend on their length.
+def check_cache(cache: CacheConfig, impl: str, model: ModelConfig, spec: ModelSpec, policies: Sequence[Policy]) -> None:
+    """Refuse policies without a layer to evict from, and a precision that is not supported."""
+    # Questions of one token: whether a policy evicts at all does not depend on their length.
     evicting_names = [policy.name for policy in policies if policy.trigger(1) is not None]
     if not spec.layers and evicting_names:
         no_rows = f"no layer of full attention, whose rows policy={evicting_names[0]} could evict"
         raise UserError(f"model={model.name} has {no_rows}: choose policy=full.")
     cache.row_formats(spec.head_dim)  # raises UserError for a width of heads that the scheme cannot pack
     cache.check_implementation(impl)
-    if not cache.is_packed:
-        return
-    # The comparison has the same result for one head and for all, and a model may have no layer of full attention.
-    sizes = {"layers": spec.layers or 1, "kv_heads": 1, "head_dim": spec.head_dim, "itemsize": BYTES[model.dtype]}
-    for policy in policies:
-        rows = policy.capacity(1, max_new_tokens)
-        if cache.bytes_per_slot(**sizes, capacity=rows) >= UNPACKED.bytes_per_slot(**sizes, capacity=rows):
-            saves_nothing = f"the {rows} rows of policy={policy.name} take no less memory than unpacked"
-            given = f"cache.residual={cache.residual} and cache.group={cache.group}"
-            hint = "make one of them smaller, or policy.budget larger"
-            raise UserError(f"with{cache.title}, {given} {saves_nothing}: {hint}.")

@@ -224,7 +224,7 @@ def make_job(config: DictConfig) -> Job:
     benchmark = load_problems(benchmark_config, only_estimated=artifacts.is_planning())
     inputs = input_files(model, policies, cache)  # before the cells hash the same files for their ids
     _refuse_leaks({policy.placed["predictor"] for policy in policies if "predictor" in policy.placed}, benchmark)
-    source = source_type.read(cache, run.impl, decoding.max_new_tokens, model, policies)
+    source = source_type.read(cache, run.impl, model, policies)
     shared: dict[str, Any] = {"model": model, "decoding": decoding, "seed": run.seed, "cache": cache}
     cells = {}  # by their ids, so that each comes once
     for policy in policies:

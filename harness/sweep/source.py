@@ -50,8 +50,8 @@ class Source(ABC):
 
     @classmethod
     @abstractmethod
-    def read(cls, cache: CacheConfig, impl: str, tokens: int, model: ModelConfig, policies: list[Policy]) -> Self:
-        """Read what the model's files say; UserError if they do not fit the settings. `tokens`: of a completion."""
+    def read(cls, cache: CacheConfig, impl: str, model: ModelConfig, policies: list[Policy]) -> Self:
+        """Read what the model's files say; UserError if they do not fit the settings."""
 
     @abstractmethod
     def impl(self, asked: Implementation) -> Rounding:
@@ -77,11 +77,11 @@ class Decoded(Source):
         return build(ModelConfig, "model", config.model), build_policies(config)
 
     @classmethod
-    def read(cls, cache: CacheConfig, impl: str, tokens: int, model: ModelConfig, policies: list[Policy]) -> Self:
+    def read(cls, cache: CacheConfig, impl: str, model: ModelConfig, policies: list[Policy]) -> Self:
         check_tags(model, policies)
         spec = read_spec(model)
         check_artifacts(model, spec, [*policies, cache])
-        check_cache(cache, impl, tokens, model, spec, policies)
+        check_cache(cache, impl, model, spec, policies)
         # The field `packed` says that packing changes the bits, `spec.packed` that weights are packed at all.
         # The bits of float32 change; bfloat16 is packed only where they stay the same.
         return cls(spec=spec, packed=spec.packed and model.dtype == "float32")

@@ -73,7 +73,6 @@ REFUSED = {
     "cache.bits=8 cache.scheme=fp8 " + DECIDED: "which a job of fp8 e4m3 does not decode",
     "cache.residual=0": "cache.residual=0 cannot be used",
     "cache.group=5": "cache.group=5 does not divide the 32 numbers of a head",
-    "cache.residual=230": "cache.residual=230 and cache.group=32 the 257 rows of policy=dynts take no",
 }
 
 
