@@ -3,7 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +12,11 @@ from kvsweep.messages.command_line import counted
 from kvsweep.messages.errors import BrokenCell, OtherSchemaError, UserError
 from kvsweep.processes.workers import Workers
 from kvsweep.run_files import row_types
-from kvsweep.run_files.row_types import CELL_FILE, OUTCOMES, PROBLEMS_FILE, Completion, Grade, Outcome, Shard
+from kvsweep.run_files.row_types import CELL_FILE, OUTCOMES, PROBLEMS_FILE, Completion, Grade, Shard
 from kvsweep.run_files.run_reader import StoredCell
 from kvsweep.run_files.safe_files import locked, make_folder, replace_text
 
 _KILLED = Verdict(None, "grader_timeout", "no verdict: the worker was killed")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CellSummary:
-    """The result of grading one cell: how many of its rows were graded now, and all rows' outcomes."""
-
-    graded: int = 0
-    outcomes: Counter[Outcome] = field(default_factory=Counter)
-
-    @property
-    def rows(self) -> int:
-        return self.outcomes.total()
-
-    def __add__(self, other: "CellSummary") -> "CellSummary":
-        return CellSummary(graded=self.graded + other.graded, outcomes=self.outcomes + other.outcomes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,26 +44,28 @@ class Grader(Workers):
         compares = any(job.kind == "expression" for job in jobs)  # only these need what takes seconds to import
         return [verdict or _KILLED for verdict in self.map(judge, jobs, prepared=compares)]
 
-    def grade_cell(self, directory: Path, *, regrade: bool = False, shard: Shard | None = None) -> CellSummary:
+    def grade_cell(self, directory: Path, *, regrade: bool = False, shard: Shard | None = None) -> Counter[str]:
         """Grade the completions of a cell folder that have no grade yet, or all of them.
 
         Reads `completions.jsonl`, and the golds from `problems.jsonl`; writes `grades.jsonl` as a whole, in the order
         of the completions, without those that ran out of time, which every later call grades again; a shard's
         completions have grades of their own. A grade whose gold has changed since is made anew; a grade without a
         completion is dropped. `regrade` grades every row, `shard` the completions of one shard.
+
+        Returns how many rows have each outcome, and under "graded" how many were graded now.
         """
-        summary = CellSummary()
+        counts = Counter[str]()
         for stored_shard in StoredCell(directory).files(row_types.COMPLETIONS_FILE):
             if shard in (None, stored_shard):
-                summary += self._grade_shard(directory, stored_shard, regrade=regrade)
-        return summary
+                counts += self._grade_shard(directory, stored_shard, regrade=regrade)
+        return counts
 
-    def _grade_shard(self, directory: Path, shard: Shard, *, regrade: bool) -> CellSummary:
+    def _grade_shard(self, directory: Path, shard: Shard, *, regrade: bool) -> Counter[str]:
         """Grade one shard's completions as `grade_cell` does, and write its grades if they differ from those stored."""
         stored = StoredCell(directory)
         completions = {row.key: row for row in stored.rows(Completion, shard=shard)}
         if not completions:
-            return CellSummary()
+            return Counter()
         standard = read_standard(directory)
         golds = standard.golds
         for completion in completions.values():
@@ -88,11 +75,10 @@ class Grader(Workers):
                 raise UserError(f"{holds}, and {row_types.PROBLEMS_FILE} does not; {hint}.")
         old_grades, is_clean = _stored_grades(stored, shard)
         grades = {}
-        if not regrade:
-            for key, grade in old_grades.items():
-                is_current = key in completions and grade.rule == standard.id and grade.gold == golds[grade.problem_id]
-                if is_current:
-                    grades[key] = grade
+        for key, grade in old_grades.items():
+            is_current = key in completions and grade.rule == standard.id and grade.gold == golds[grade.problem_id]
+            if is_current and not regrade:
+                grades[key] = grade
         missing = [completion for key, completion in completions.items() if key not in grades]
         grades |= {grade.key: grade for grade in self.grade(missing, standard)}
         ordered = [grades[key] for key in completions]
@@ -110,7 +96,9 @@ class Grader(Workers):
                     if key not in grades and old_grades.get(key) != grade:
                         newer.append(grade)
                 replace_text(path, "".join(grade.to_line(directory) for grade in [*in_time, *newer]))
-        return CellSummary(graded=len(missing), outcomes=Counter(grade.outcome for grade in ordered))
+        counts = Counter[str](grade.outcome for grade in ordered)
+        counts["graded"] = len(missing)
+        return counts
 
     def grade(self, completions: Sequence[Completion], standard: Standard) -> list[Grade]:
         """Grade completions of a cell, in their order; no row is read from a file or written to one."""
@@ -135,16 +123,16 @@ class Grader(Workers):
         Nothing for a problem that the cell does not have.
         """
         standard = read_standard(directory)
-        gold = standard.golds.get(problem_id)
-        if gold is None:
-            return
-        rows = [row for row in StoredCell(directory).rows(Completion) if row.problem_id == problem_id]
+        rows = []
+        if problem_id in standard.golds:
+            rows = [row for row in StoredCell(directory).rows(Completion) if row.problem_id == problem_id]
         verdicts = self.judge([standard.job(row) for row in rows])
         for row, verdict in zip(rows, verdicts, strict=True):
             answer_form, gold_form = verdict.forms
             yield (
-                f"{problem_id} draw {row.draw}: {verdict.outcome}\n"
-                f"  stated in  {verdict.place}\n  extracted  {verdict.answer}\n  gold       {gold}\n"
+                f"{directory}: {problem_id} draw {row.draw}: {verdict.outcome}\n"
+                f"  stated in  {verdict.place}\n  extracted  {verdict.answer}\n"
+                f"  gold       {standard.golds[problem_id]}\n"
                 f"  compared   {answer_form}\n  with       {gold_form}\n  decided by {verdict.rule}"
             )
 
@@ -196,18 +184,31 @@ def _read_golds(cell: StoredCell, kind: AnswerKind) -> dict[str, str]:
 
 
 def grade(directory: Path, *, workers: int, timeout: float, regrade: bool, why: str | None) -> None:
-    """Grade every cell below a folder, or print what decided each completion of the problem `why`."""
+    """Grade every cell below a folder, or print what decided each completion of the problem `why`.
+
+    Prints a line for each cell and one for all; raises UserError if no cell has a completion of the problem.
+    """
+    cells = _cells(directory)
+    total = Counter[str]()
+    texts = list[str]()
     with Grader(workers=workers, timeout_s=timeout) as grader:
-        if why is not None:
-            _explain(grader, directory, why)
-        else:
-            _grade_run(grader, directory, regrade=regrade)
+        for cell in cells:
+            if why is not None:
+                texts += grader.explain_problem(cell, why)
+            else:
+                counts = grader.grade_cell(cell, regrade=regrade)
+                print(_summary_line(str(cell), counts))
+                total += counts
+    if why is None:
+        texts = [_summary_line(f"total of {counted(len(cells), 'cell')}", total)]
+    elif not texts:
+        unknown = f"{directory} holds no completion of a problem {why!r}"
+        raise UserError(f"{unknown}; give an id of its {PROBLEMS_FILE}.")
+    print("\n".join(texts))
 
 
 def _cells(root: Path) -> list[Path]:
     """The cells' folders below a folder, with a note of each broken one; raises UserError if there is no cell."""
-    if not root.is_dir():
-        raise UserError(f"{root} is no folder; give the folder of a run, such as results/runs/demo.")
     cells = list[Path]()
     errors = list[BrokenCell]()
     for path in sorted(root.rglob(CELL_FILE)):
@@ -220,40 +221,12 @@ def _cells(root: Path) -> list[Path]:
     if not cells:
         if errors:  # the one cell that was meant is broken
             raise errors[0]
-        raise UserError(f"{root} holds no folder with a {CELL_FILE}, so no cell; give the folder of a run.")
+        raise UserError(f"{root} is no folder with a {CELL_FILE} below it, so it holds no cell; give a run's folder.")
     for left_out in errors:
         print(f"note: left out: {left_out}", file=sys.stderr)
     return cells
 
 
-def _explain(grader: Grader, root: Path, problem_id: str) -> None:
-    """Print what decided each completion of a problem, in all cells below a folder; a UserError if there is none."""
-    has_texts = False
-    for directory in _cells(root):
-        for text in grader.explain_problem(directory, problem_id):
-            has_texts = True
-            print(f"{_name(directory, root)}: {text}")
-    if not has_texts:
-        unknown = f"{root} holds no completion of a problem {problem_id!r}"
-        raise UserError(f"{unknown}; give an id of its {PROBLEMS_FILE}.")
-
-
-def _grade_run(grader: Grader, root: Path, *, regrade: bool) -> None:
-    """Grade every cell below a folder, and print a line for each and one for all."""
-    cells = _cells(root)
-    total = CellSummary()
-    for directory in cells:
-        summary = grader.grade_cell(directory, regrade=regrade)
-        print(_summary_line(_name(directory, root), summary))
-        total += summary
-    print(_summary_line(f"total of {counted(len(cells), 'cell')}", total))
-
-
-def _name(directory: Path, root: Path) -> str:
-    """A cell's folder as the root's part names it; the root itself, where it is the cell, has its own name."""
-    return str(directory.relative_to(root)) if directory != root else root.resolve().name
-
-
-def _summary_line(label: str, summary: CellSummary) -> str:
-    counts = ", ".join(f"{outcome} {summary.outcomes[outcome]}" for outcome in OUTCOMES)
-    return f"{label}: {counted(summary.rows, 'row')}, {summary.graded} graded now: {counts}"
+def _summary_line(label: str, counts: Counter[str]) -> str:
+    outcomes = ", ".join(f"{outcome} {counts[outcome]}" for outcome in OUTCOMES)
+    return f"{label}: {counted(counts.total() - counts['graded'], 'row')}, {counts['graded']} graded now: {outcomes}"
