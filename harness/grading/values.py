@@ -68,55 +68,33 @@ class Values:
         fewest = _FEWEST if names else 1
         for only_real in (True, False):  # where no real point lies in both domains, complex points tell
             self._is_real = only_real and not self._has_i  # with i, real points have complex values
-            agreements = self._agreements(left, right, _points(names, is_real=only_real), slack)
-            if agreements is None:
-                return False
+            agreements = 0
+            for point in _points(names, is_real=only_real):
+                # True: the values agree. False: they differ. None: the point says nothing.
+                agree = self._agree(left, right, point, slack)
+                if agree is False:
+                    return False
+                if agree:
+                    agreements += 1
             if agreements >= fewest:
                 return True
         raise self._too_large or NoValue("too few points of a common domain")
 
-    def _agreements(self, left: Any, right: Any, points: Iterator[dict[str, Any]], slack: float) -> int | None:
-        """Return at how many points of their common domain two forms agree, None if they differ at one."""
-        from sympy import Abs
-
-        # \ln|x| has values where \ln x has none: then a point without one of the values tells them apart.
-        only_one_has_abs = self._is_real and left.has(Abs) != right.has(Abs)
-        count = 0
-        for point in points:
-            left_value = self._at(left, point, _DIGITS[0])
-            right_value = self._at(right, point, _DIGITS[0])
-            left_undefined = left_value is None
-            right_undefined = right_value is None
-            if left_undefined or right_undefined:
-                if only_one_has_abs and left_undefined != right_undefined:
-                    return None
-                continue
-            # True: the values agree. False: they differ. None: the digits do not suffice, so the point says nothing.
-            agree = self._agree(left, right, point, slack)
-            if agree is False:
-                return None
-            if agree:
-                count += 1
-        return count
-
     def ratio(self, left: Any, right: Any) -> float | None:
         """The number that the left form is of the right one at every point, or None."""
+        from mpmath import workdps
+        from sympy import Mul
+
         self._is_real = not self._has_i
-        names = self._names(left, right)
-        ratios = list[Any]()
-        for point in _points(names, is_real=True):
-            above = self._at(left, point, _DIGITS[1])
-            below = self._at(right, point, _DIGITS[1])
-            if above is not None and below is not None and abs(below) > 1e-30:  # not where the right form is zero
-                ratios.append(above / below)
-        fewest = _FEWEST if names else 1
-        if len(ratios) < fewest or ratios[0] == 0:
-            return None
-        first = ratios[0]
-        for ratio in ratios:  # 200 digits were calculated, so a constant agrees far within 1e-15
-            if abs(ratio - first) > 1e-15 * abs(first):
-                return None
-        return float(first.real)
+        for point in _points(self._names(left, right), is_real=True):
+            above = self._at(left, point, _DIGITS[-1])
+            below = self._at(right, point, _DIGITS[-1])
+            if above and below:  # else a form is undefined or zero here
+                with workdps(_DIGITS[-1]):
+                    ratio = above / below
+                    product = Mul(ratio, right, evaluate=False)  # evaluated, it could be of any size
+                return float(ratio.real) if self.equal(left, product, 1e-18) else None
+        return None
 
     def check(self, form: Any) -> None:
         """Raise TooLarge if the ends of an interval, or the members of a set, are too large."""
@@ -144,12 +122,18 @@ class Values:
         return sorted(names)
 
     def _agree(self, left: Any, right: Any, point: Mapping[str, Any], slack: float) -> bool | None:
-        """Whether two forms agree at a point of both; None where more digits would be needed to see it."""
+        """Whether two forms agree at a point; None outside their common domain, and where the digits do not suffice."""
         from mpmath import mpf
+        from sympy import Abs
 
         for digits in _DIGITS:
             left_value = self._at(left, point, digits)
             right_value = self._at(right, point, digits)
+            if left_value is None or right_value is None:
+                # \ln|x| has values where \ln x has none: then a point without one of the values tells them apart.
+                only_one_has_abs = self._is_real and left.has(Abs) != right.has(Abs)
+                only_one_is_undefined = left_value is not right_value  # else both are None
+                return False if only_one_has_abs and only_one_is_undefined else None
             # Below 10 ** (25 - digits) lies the noise of the calculation. The `_size` digits of the largest part may
             # cancel, so 30 must be left beside them.
             least = max(slack * min(1, abs(right_value)), mpf(10) ** (25 - digits))
