@@ -92,7 +92,7 @@ class ModelConfig:
 
     @property
     def place(self) -> str:
-        return str(self.path if self.gguf is None else self.gguf)
+        return str(self.gguf or self.path)
 
     @property
     def checkpoint(self) -> str:

@@ -7,7 +7,7 @@ import sys
 import urllib.request
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,19 +74,16 @@ def from_place(load: Callable[..., Loaded], place: str, commit: str | None, **op
 
     `load` is a `from_pretrained`, and `options` are its other arguments.
     """
-    load = partial(load, place, revision=commit, **options)
-    if Path(place).is_dir():
-        return load()
-    if not is_id(place):
-        neither = "is no folder, and no id on the hub such as deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"
-        raise UserError(f"model.path={place} {neither}: name the one or the other.")
-    from huggingface_hub import try_to_load_from_cache
+    if not Path(place).is_dir():
+        if not is_id(place):
+            neither = "is no folder, and no id on the hub such as deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"
+            raise UserError(f"model.path={place} {neither}: name the one or the other.")
+        from huggingface_hub import try_to_load_from_cache
 
-    # The cache knows the last file that loading a model asks for, even if the hub does not have it.
-    is_cached = try_to_load_from_cache(place, "generation_config.json", revision=commit) is not None
-    if is_cached or not is_reachable():
-        return load(local_files_only=True)
-    return load()
+        # The cache knows the last file that loading a model asks for, even if the hub does not have it.
+        is_cached = try_to_load_from_cache(place, "generation_config.json", revision=commit) is not None
+        options["local_files_only"] = is_cached or not is_reachable()
+    return load(place, revision=commit, **options)
 
 
 def cached_file(place: str, revision: str | None, name: str) -> Path | None:
@@ -164,9 +161,7 @@ def is_lfs_pointer(file: Path) -> bool:
 
 def lack_of(folder: Path, *, safetensors_only: bool) -> str | None:
     """Return what a folder that could not be loaded is or is missing, and what to do; None if nothing is found."""
-    files = list[Path]()
-    with suppress(OSError):  # not a folder, or not readable
-        files = sorted(folder.iterdir())
+    files = sorted(folder.glob("*"))  # none of what is no folder, or not readable
     for file in files:
         if is_lfs_pointer(file):
             return f"its {file.name} is a Git LFS pointer in place of the file: run `git lfs pull` in the clone"

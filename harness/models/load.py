@@ -25,7 +25,6 @@ from kvsweep.harness.models.notes import warnings_as_notes
 from kvsweep.harness.models.probe import check_steps, merge, text_part
 from kvsweep.harness.models.spec import cannot_load, read_architecture, read_spec, rope_parts, text_of
 from kvsweep.harness.provenance import VISIBLE, named_gpus
-from kvsweep.kernels.packed import multiplies_bfloat16
 from kvsweep.messages.errors import UserError
 from kvsweep.processes.granted import granted_cores
 
@@ -58,7 +57,6 @@ def load_model(config: ModelConfig) -> LoadedModel:
 
     _keep_freed_memory()
     logging.disable_progress_bar()
-    _warn_of_slow_precision(config)
     architecture = read_architecture(config)
     _check_no_adapter(config)
     try:
@@ -139,14 +137,6 @@ def _check_no_adapter(config: ModelConfig) -> None:
         raise UserError(f"{beside}: move the adapter to a folder of its own, and name this as model.adapter or not.")
 
 
-def _warn_of_slow_precision(config: ModelConfig) -> None:
-    """Print a note, before weights are loaded, if this processor has no instructions for bfloat16."""
-    bfloat16_on_cpu = config.dtype == "bfloat16" and device_of(config).type == "cpu"
-    if bfloat16_on_cpu and not multiplies_bfloat16():
-        slow = "has no instructions for model.dtype=bfloat16, which is slow on it"
-        print(f"note: this processor {slow}: take model.dtype=float32 if the memory suffices.", file=sys.stderr)
-
-
 def add_adapter(network: Any, folder: str, whole: Any = None) -> None:
     """Add a LoRA adapter to the weights that it names; raises UserError for another kind of adapter or model.
 
@@ -182,26 +172,21 @@ def _check_planned(model: LoadedModel) -> None:
 
 
 def _check_files(model: LoadedModel) -> None:
-    """Refuse a file of the checkpoint that is no JSON, and settings that transformers silently reads otherwise."""
+    """Refuse a file of the checkpoint that is no JSON, and rotary settings that transformers silently drops."""
     config = model.config
     if config.is_built:
         return
     read = partial(json_of, config.checkpoint, config.commit)
-    end = read("generation_config.json").get("eos_token_id")
-    ends = end if isinstance(end, list) else [end]
-    # Settings as the files state them, None for none, and as the network has them: pairs of name and value.
-    stated = [("eos_token_id", end_id) for end_id in ends]
-    loaded = [("eos_token_id", end_id) for end_id in model.stop_ids]
+    read("generation_config.json")  # in place of a broken one, transformers takes the end tokens of config.json
+    fields = read("config.json")
     rope = getattr(model.network.config, "rope_parameters", None)
-    if rope:
-        fields = read("config.json")
-        stated += _rope_settings(fields.get("text_config") or fields)  # of a multimodal model the text model's
-        loaded += _rope_settings({"rope_parameters": rope})
-    for name, value in stated:
+    if not rope:
+        return
+    loaded = _rope_settings({"rope_parameters": rope})
+    for name, value in _rope_settings(fields.get("text_config") or fields):  # of a multimodal model the text model's
         if value is not None and (name, value) not in loaded:
-            values_read = ", ".join(str(read_value) for key, read_value in loaded if key == name) or "nothing"
-            differs = f"the files of model={config.name} say {name}={value}, and transformers reads {values_read}"
-            raise UserError(f"{differs}: correct config.json or generation_config.json, where settings may contradict.")
+            dropped = f"the files of model={config.name} say {name}={value}, which transformers drops"
+            raise UserError(f"{dropped}: correct config.json, where settings contradict each other.")
 
 
 def _rope_settings(fields: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -271,13 +256,11 @@ def _check_spaces(model: LoadedModel) -> None:
     text = model.dialogue.asked("?")
     ids = model.dialogue.encode(text)
     splitter.prepend_scheme = "always"  # as llama.cpp does: only a difference matters
-    try:
-        if model.dialogue.encode(text) == ids:
-            return
-    finally:
-        splitter.prepend_scheme = "first"
-    unsaid = f"model.gguf={model.config.gguf} leaves open whether a space stands before text behind a control token"
-    raise UserError(f"{unsaid}: take the model's own folder as model.path.")
+    ids_of_llama_cpp = model.dialogue.encode(text)
+    splitter.prepend_scheme = "first"
+    if ids_of_llama_cpp != ids:
+        unsaid = f"model.gguf={model.config.gguf} leaves open whether a space stands before text behind a control token"
+        raise UserError(f"{unsaid}: take the model's own folder as model.path.")
 
 
 def _keep_freed_memory() -> None:

@@ -22,6 +22,7 @@ _WINDOW: dict[str, LayerKind] = {"sliding_attention": "window"}
 _PLAIN = {"llama", "qwen2", "qwen3"}
 _SIZES = (
     "hidden_size",
+    "intermediate_size",
     "num_hidden_layers",
     "num_attention_heads",
     "num_key_value_heads",
@@ -197,16 +198,13 @@ def _check_family(facts: _Facts, family: str) -> None:
         raise _refused(family, "no proof that a slot cache decodes it as its own code does")
 
 
-def _parameters(facts: _Facts) -> int | None:
-    """Count the weights of a plain family's products and embedding; None if its config does not give all sizes."""
-    inner = facts["intermediate_size"]
-    if not isinstance(inner, int):
-        return None
+def _parameters(facts: _Facts) -> int:
+    """Count the weights of a plain family's products and embedding."""
     hidden, heads = facts.size("hidden_size"), facts.size("num_attention_heads")
     head_dim = facts.size("head_dim", hidden // heads)
     # Twice `heads` for queries and output, twice the kv heads for keys and values; then gate, up and down.
     attention = 2 * hidden * head_dim * (heads + facts.size("num_key_value_heads", heads))
-    mlp = 3 * hidden * inner
+    mlp = 3 * hidden * facts.size("intermediate_size")
     tables = 1 if facts["tie_word_embeddings"] else 2
     return facts.size("num_hidden_layers") * (attention + mlp) + tables * facts.size("vocab_size") * hidden
 
@@ -242,8 +240,6 @@ def _typed_layers(facts: _Facts, family: str, count: int) -> list[LayerKind]:
     if family in _LINEAR:
         kinds[_LINEAR[family]] = "linear"
     types = [str(name) for name in facts["layer_types"] or ["full_attention"] * count]
-    if len(types) != count:
-        raise _refused(family, f"{len(types)} layer_types for {count} layers")
     others = sorted(set(types) - set(kinds))
     if others:
         raise _refused(family, f"layers of kind {', '.join(others)}, and only {', '.join(kinds)} work")
@@ -289,24 +285,22 @@ def read_spec(config: ModelConfig) -> ModelSpec:
     Raises UserError for a config that cannot be read, or a model that no slot cache supports.
     """
     if not config.is_built:
-        fields = json_of(config.checkpoint, config.commit, "config.json") or config.config
+        fields = json_of(config.checkpoint, config.commit, "config.json") or config.config or {}
         if _is_plain(fields):
             return ModelSpec.of(fields)
     return ModelSpec.of(text_of(read_architecture(config)))
 
 
-def _is_plain(fields: Any) -> bool:
+def _is_plain(fields: Mapping[str, Any]) -> bool:
     """True if a config.json has every field that a spec needs, without transformers' defaults."""
-    if not isinstance(fields, Mapping) or fields.get("model_type") not in _PLAIN:
+    family = fields.get("model_type")
+    if family not in _PLAIN or "per_layer_config" in fields:  # each layer may have other sizes
         return False
-    if "per_layer_config" in fields:  # each layer may have other sizes
-        return False
-    if fields.get("use_sliding_window") and "layer_types" not in fields:  # transformers decides which layers slide
-        return False
-    if "layer_types" in fields and not isinstance(fields["layer_types"], list):  # null: transformers fills it in
+    # transformers decides which layers slide, and fills in null.
+    if not isinstance(fields.get("layer_types", None if fields.get("use_sliding_window") else []), list):
         return False
     # Without head_dim, qwen3's default is no quotient of other fields.
-    needed = (*_SIZES, "head_dim") if fields["model_type"] == "qwen3" else _SIZES
+    needed = (*_SIZES, "head_dim") if family == "qwen3" else _SIZES
     return all(isinstance(fields.get(name), int) for name in needed)
 
 
@@ -323,12 +317,8 @@ def read_architecture(config: ModelConfig) -> Any:
         ModelSpec.of(text_of(architecture))
     except UserError:
         raise
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a folder that lacks files, or a config that transformers does not take
         raise cannot_load(config, error) from error
-    except ValueError as error:  # a folder that lacks files, or a config that transformers does not take
-        if _lack(config):
-            raise cannot_load(config, error) from error
-        raise UserError(f"model={config.name}: {error}") from error
     return architecture
 
 
@@ -352,10 +342,6 @@ def _build_architecture(config: ModelConfig) -> Any:
 
 
 def cannot_load(config: ModelConfig, error: Exception) -> UserError:
-    why = _lack(config) or reason(config.place, config.revision, error)
-    return UserError(f"model={config.name} cannot be loaded from {config.place}: {why}.")
-
-
-def _lack(config: ModelConfig) -> str | None:
     safe = config.safetensors_only and not config.random_weights
-    return lack_of(Path(config.path), safetensors_only=safe) if config.path is not None else None
+    why = lack_of(Path(config.place), safetensors_only=safe) or reason(config.place, config.revision, error)
+    return UserError(f"model={config.name} cannot be loaded from {config.place}: {why}.")

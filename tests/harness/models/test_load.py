@@ -1,11 +1,7 @@
 """The real models without their weights: facts of their configurations, random builds, thinking in prompts."""
 
 import json
-import os
-import platform
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,24 +43,6 @@ def config(name: str, small: bool = True, **fields: Any) -> ModelConfig:
         values["config"].update(SMALL)
         values.update(random_weights=True, dtype="float32", threads=1)
     return build(ModelConfig, "model", {**values, "predictor": None, **fields})
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the variable hides instructions of x86 alone")
-@pytest.mark.release
-def test_bfloat16_on_a_processor_without_it_is_named_before_decoding(tmp_path):
-    words = ["model=toy_qwen", "policy=full", "benchmark.limit=1", "decoding.max_new_tokens=4", "results_dir=runs"]
-    said = {}
-    for dtype in ("bfloat16", "float32"):
-        command = [sys.executable, "-m", "kvsweep.cli", *words, f"model.dtype={dtype}"]
-        without = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
-        said[dtype] = subprocess.run(
-            command, cwd=tmp_path, env=without, capture_output=True, text=True, check=True
-        ).stderr
-    named = "note: this processor has no instructions for model.dtype=bfloat16, which is slow on it: "
-    assert said["bfloat16"].startswith(f"{named}take model.dtype=float32 if the memory suffices.\n")
-    assert said["bfloat16"].count(named) == 1
-    assert "note:" not in said["float32"]
 
 
 def billions_of(whole: ModelConfig) -> float:
