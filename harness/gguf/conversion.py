@@ -94,8 +94,8 @@ def _convert(gguf: Path, folder: Path) -> None:
         )
         network, loading = result
         check_tensors(loading["missing_keys"])
-        scale_rope(reader, network.config)
-        check_all_is_read(reader, network)
+        scale_rope(fields, reader.tensors, network.config)
+        check_all_is_read(fields, reader.tensors, network)
     except Exception as error:  # a damaged file, an unknown architecture: each part raises its own error
         other = "name another, or the model's own folder as model.path"
         raise UserError(f"model.gguf={gguf} cannot be read ({first_line(error)}): {other}.") from error

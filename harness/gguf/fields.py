@@ -6,13 +6,17 @@ message (`modeling_gguf_pytorch_utils`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvsweep.messages.errors import UserError
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader
+    from gguf import ReaderTensor
     from transformers import PreTrainedConfig, PreTrainedModel
+
+Fields = Mapping[str, Any]  # a file's fields by their names
+Tensors = Sequence["ReaderTensor"]
 
 # Groups of fields that do not change what the network computes, or that `tokenizer` checks.
 _OTHER_GROUPS = {"GGUF", "general", "tokenizer", "quantize", "imatrix"}
@@ -38,12 +42,12 @@ _ARCHITECTURE = "general.architecture"
 SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length")
 
 
-def scale_rope(reader: GGUFReader, config: PreTrainedConfig) -> None:
+def scale_rope(fields: Fields, tensors: Tensors, config: PreTrainedConfig) -> None:
     """Add a file's rotary scaling to a config; raises UserError for an unknown scaling.
 
     Gemma 3 has separate parameters for each kind of layer; the scaling is that of its full layers.
     """
-    scaling = _rope_scaling(reader, config)
+    scaling = _rope_scaling(fields, tensors, config)
     if not scaling:
         return
     plain: dict[str, Any] = config.rope_parameters
@@ -55,25 +59,22 @@ def scale_rope(reader: GGUFReader, config: PreTrainedConfig) -> None:
         raise UserError("its rotary scaling is of some layers, and the file does not say of which")
 
 
-def _rope_scaling(reader: GGUFReader, config: PreTrainedConfig) -> dict[str, Any]:
+def _rope_scaling(fields: Fields, tensors: Tensors, config: PreTrainedConfig) -> dict[str, Any]:
     """Return a file's rotary scaling as transformers writes it, without `rope_theta`; UserError if unknown.
 
     llama.cpp stores linear and yarn scaling as fields, and Llama 3.1's as factors that divide the frequencies.
     """
-    scaling = [_model_value(reader, key) for key in SCALING]
+    scaling = [fields.get(f"{fields[_ARCHITECTURE]}.{key}") for key in SCALING]
     kind, factor, original_length = scaling
-    divisors = next((tensor.data for tensor in reader.tensors if tensor.name == ROPE_FREQUENCIES), None)
+    divisors = next((tensor.data for tensor in tensors if tensor.name == ROPE_FREQUENCIES), None)
     if kind in (None, "none"):
         return {} if divisors is None else _llama3(divisors, config)
     if divisors is None and factor:
+        stored = {"rope_type": kind, "factor": float(factor)}
         if kind == "linear":
-            return {"rope_type": "linear", "factor": float(factor)}
+            return stored
         if kind == "yarn" and original_length:
-            return {
-                "rope_type": "yarn",
-                "factor": float(factor),
-                "original_max_position_embeddings": int(original_length),
-            }
+            return {**stored, "original_max_position_embeddings": int(original_length)}
     raise UserError(f"rope.scaling.type={kind} is read neither by transformers nor here")
 
 
@@ -84,8 +85,8 @@ def _llama3(factors: Any, config: PreTrainedConfig) -> dict[str, Any]:
 
     plain = config.rope_parameters
     divisors = torch.tensor(factors)  # [head_dim / 2]
-    exponents = torch.arange(0, 2 * len(divisors), 2) / (2 * len(divisors))
-    unscaled = 1.0 / plain["rope_theta"] ** exponents  # the rotary embedding's frequencies
+    exponents = torch.arange(len(divisors)) / len(divisors)
+    unscaled = plain["rope_theta"] ** -exponents  # the rotary embedding's frequencies
     bounds = {"factor": round(float(divisors.max()), 3), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     # The file does not say the original context: try each power of two, up to a million tokens.
     for power in range(5, 21):
@@ -102,43 +103,31 @@ def _llama3(factors: Any, config: PreTrainedConfig) -> dict[str, Any]:
 _NEEDED = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 
 
-def check_all_is_read(reader: GGUFReader, network: PreTrainedModel) -> None:
+def check_all_is_read(fields: Fields, tensors: Tensors, network: PreTrainedModel) -> None:
     """Raise UserError for a field, which it names, or a tensor of the file that the loaded network does not have."""
     config = network.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     sizes_of_heads = ("rope.dimension_count", "attention.key_length", "attention.value_length")
     harmless = _WITHOUT_EFFECT | dict.fromkeys(sizes_of_heads, head_dim)
-    architecture = _value(reader, _ARCHITECTURE)
+    architecture = fields[_ARCHITECTURE]
     if architecture == "gemma3" and config.num_hidden_layers == _LAYERS_OF_GEMMA3_27B:
         raise UserError("it may be Gemma 3 27B, whose scaling of queries is its own, and the file does not say it")
     read_keys = {*SCALING, *_read_keys(architecture)}
     for key in _NEEDED:
-        if key in read_keys and _model_value(reader, key) is None:
+        if key in read_keys and f"{architecture}.{key}" not in fields:
             raise UserError(f"it lacks the field {architecture}.{key}, which llama.cpp needs too")
-    for name in reader.fields:
+    for name, value in fields.items():
         group, _, key = name.partition(".")  # "llama.rope.scaling.type" -> "llama", "rope.scaling.type"
         if group in _OTHER_GROUPS or (group == architecture and key in read_keys):
             continue
-        value = _value(reader, name)
         is_harmless = key in harmless and harmless[key] in (None, value)
         if group != architecture or not is_harmless:
             raise UserError(f"transformers does not read its field {name} ({value!r:.60})")
     # transformers skips tensors without a message, so the numbers of all tensors are counted.
-    numbers = sum(int(tensor.n_elements) for tensor in reader.tensors if tensor.name != ROPE_FREQUENCIES)
-    parameters = sum(parameter.numel() for parameter in network.parameters())
+    numbers = sum(int(tensor.n_elements) for tensor in tensors if tensor.name != ROPE_FREQUENCIES)
+    parameters = network.num_parameters()
     if numbers != parameters:
         raise UserError(f"it has {numbers:,} numbers and the network {parameters:,}: transformers leaves out tensors")
-
-
-def _value(reader: GGUFReader, name: str) -> Any:
-    """Return a field's value, None if missing."""
-    field = reader.fields.get(name)
-    return None if field is None else field.contents()
-
-
-def _model_value(reader: GGUFReader, key: str) -> Any:
-    """Return the value of a field that begins with the architecture's name, as llama.rope.scaling.type does."""
-    return _value(reader, f"{_value(reader, _ARCHITECTURE)}.{key}")
 
 
 def _read_keys(architecture: str) -> set[str]:
@@ -146,10 +135,8 @@ def _read_keys(architecture: str) -> set[str]:
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
     mapping: dict[str, Any] = GGUF_CONFIG_MAPPING
-    keys = set[str]()
+    settings: dict[str, str | None] = {}
     # transformers spells some architectures otherwise: qwen2moe is its qwen2_moe.
     for name in (architecture, architecture.replace("-", "_"), architecture.replace("moe", "_moe")):
-        for key, setting in mapping.get(name, {}).items():
-            if setting is not None:  # else transformers skips the field
-                keys.add(key)
-    return keys
+        settings |= mapping.get(name, {})
+    return {key for key, setting in settings.items() if setting is not None}  # transformers skips the others

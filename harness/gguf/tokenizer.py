@@ -16,9 +16,14 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-# Roles that a text or a template may name, and tokens that end a completion; each has a field with an id.
-_ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-_ENDS = ("eos", "eot", "eom")
+# The fields with ids of roles that a text or a template may name, and of tokens that end a completion.
+_ROLES = {
+    "bos_token": "ggml.bos_token_id",
+    "eos_token": "ggml.eos_token_id",
+    "unk_token": "ggml.unknown_token_id",
+    "pad_token": "ggml.padding_token_id",
+}
+_ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 # Fields from which the tokenizer is built, and fields without effect if they have this value; None: any value.
 _USED = {f"ggml.{name}" for name in ("model", "pre", "tokens", "token_type", "merges", "scores")}
 _USED |= {"ggml.add_space_prefix", "ggml.add_bos_token", "chat_template"}
@@ -78,11 +83,7 @@ def build_tokenizer(fields: Mapping[str, Any], file: Path) -> PreTrainedTokenize
     else:
         raise UserError(f"its tokenizer.ggml.model={vocabulary} is not known here, which gpt2 and llama are")
     _check_tokens(backend, tokens, fields["ggml.token_type"])
-    special_tokens = {}
-    for role, name in _ROLES.items():
-        token_id = fields.get(f"ggml.{name}_token_id")
-        if token_id is not None:
-            special_tokens[role] = tokens[token_id]
+    special_tokens = {role: tokens[fields[name]] for role, name in _ROLES.items() if name in fields}
     begins = bool(fields.get("ggml.add_bos_token", begins_by_default))
     if begins and "bos_token" not in special_tokens:
         raise UserError("its texts begin with BOS, and it lacks the field tokenizer.ggml.bos_token_id")
@@ -97,8 +98,7 @@ def build_tokenizer(fields: Mapping[str, Any], file: Path) -> PreTrainedTokenize
 
 def end_ids(fields: Mapping[str, Any]) -> list[int]:
     """Return the ids that end a completion: end of text, of turn, and of message."""
-    ids = (fields.get(f"tokenizer.ggml.{name}_token_id") for name in _ENDS)
-    return sorted({int(i) for i in ids if i is not None})
+    return sorted({int(fields[name]) for name in _ENDS if name in fields})
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:
@@ -127,13 +127,7 @@ def _byte_level(fields: Mapping[str, Any]) -> Tokenizer:
         raise UserError(f"its tokenizer.ggml.pre={fields.get('ggml.pre')} {unknown}")
     if fields.get("ggml.add_space_prefix"):
         raise UserError("its tokenizer.ggml.add_space_prefix=True is not known of a byte-level vocabulary")
-    if "ggml.merges" not in fields:
-        raise UserError("it lacks the field tokenizer.ggml.merges")
-    tokens, types = fields["ggml.tokens"], fields["ggml.token_type"]
-    alphabet = set(pre_tokenizers.ByteLevel.alphabet())  # a character for each byte
-    for token, kind in zip(tokens, types, strict=True):
-        if kind == _NORMAL and not alphabet.issuperset(token):
-            raise UserError(f"its token {token!r:.40} is spelled as no text of a byte-level vocabulary is")
+    tokens = fields["ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in fields["ggml.merges"]]  # "t he" -> ("t", "he")
     vocabulary = {token: i for i, token in enumerate(tokens)}
     backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cut.ignore_merges))
@@ -148,9 +142,12 @@ def _byte_level(fields: Mapping[str, Any]) -> Tokenizer:
     backend.decoder = decoders.ByteLevel()
     if cut.composed:
         backend.normalizer = normalizers.NFC()
-    for token, kind in zip(tokens, types, strict=True):
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())  # a character for each byte
+    for token, kind in zip(tokens, fields["ggml.token_type"], strict=True):
         if kind in (_CONTROL, _ADDED):
             backend.add_tokens([AddedToken(token, special=kind == _CONTROL, normalized=False)])
+        elif kind == _NORMAL and not alphabet.issuperset(token):
+            raise UserError(f"its token {token!r:.40} is spelled as no text of a byte-level vocabulary is")
     return backend
 
 

@@ -119,8 +119,7 @@ def _load_weights(config: ModelConfig, architecture: Any) -> Any:
 
 def _set_threads(config: ModelConfig, network: Any) -> None:
     """Let torch use `config.threads`, by default as many as are granted and make a step of this network faster."""
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    worthwhile = 1 + parameters // _PARAMETERS_PER_THREAD
+    worthwhile = 1 + network.num_parameters() // _PARAMETERS_PER_THREAD
     # torch counts the machine's cores, and a container may grant fewer.
     threads = min(_MOST_THREADS, granted_cores(), worthwhile)
     torch.set_num_threads(config.threads or threads)

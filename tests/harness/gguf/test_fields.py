@@ -188,15 +188,16 @@ def test_the_rotary_scaling_of_gemma_3_is_that_of_its_full_layers(tmp_path):
     writer.add_rope_scaling_factor(8.0)
     finish(writer)
     reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    fields = {name: field.contents() for name, field in reader.fields.items()}
     window = {"rope_type": "default", "rope_theta": 1e4}
     linear = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
     kinds = {"sliding_attention": window, "full_attention": {"rope_type": "default", "rope_theta": 1e6}}
     ours = Gemma3TextConfig(num_hidden_layers=6, rope_parameters=kinds)
     original = Gemma3TextConfig(num_hidden_layers=6, rope_parameters={**kinds, "full_attention": linear})
-    scale_rope(reader, ours)
+    scale_rope(fields, reader.tensors, ours)
     found, expected = Gemma3RotaryEmbedding(ours), Gemma3RotaryEmbedding(original)
     for name in ("sliding_attention_inv_freq", "full_attention_inv_freq"):
         assert torch.equal(getattr(found, name), getattr(expected, name))
     other = Olmo3Config(rope_parameters=kinds)
     with pytest.raises(UserError, match="its rotary scaling is of some layers"):
-        scale_rope(reader, other)
+        scale_rope(fields, reader.tensors, other)
