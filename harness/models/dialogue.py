@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -49,26 +49,25 @@ class Dialogue:
             return None
         end = start + len(str(self.config.think_end))
 
-        def characters(count: int) -> int:
-            return self._whole_characters(ids, text, count)[1]
+        def whole_characters(count: int) -> tuple[int, int]:
+            """Return the fewest tokens, `count` or more, that end between characters of the text, and their characters.
 
-        # So many tokens stand before the one in which the tag begins: the most that cover no character of it.
-        first = bisect_right(range(len(ids) + 1), start, key=characters) - 1
-        stop, length = first, 0
-        while length < end:  # one token more until their text has the whole tag, which has few tokens
-            stop, length = self._whole_characters(ids, text, stop + 1)
-        return range(first, stop)
-
-    def _whole_characters(self, ids: list[int], text: str, count: int) -> tuple[int, int]:
-        """Return the fewest tokens, `count` or more, that end between characters of the text, and their characters.
-
-        A character may take several tokens; some of these tokens decode to other text than the character.
-        """
-        decoded = self.decode(ids[:count])
-        while not text.startswith(decoded):
-            count += 1
+            A character may take several tokens; some of these tokens decode to other text than the character.
+            """
             decoded = self.decode(ids[:count])
-        return count, len(decoded)
+            while not text.startswith(decoded):
+                count += 1
+                decoded = self.decode(ids[:count])
+            return count, len(decoded)
+
+        def characters(count: int) -> int:
+            return whole_characters(count)[1]
+
+        counts = range(len(ids) + 1)
+        # The most tokens that cover no character of the tag, and the fewest that cover all of it.
+        first = bisect_right(counts, start, key=characters) - 1
+        stop, _ = whole_characters(bisect_left(counts, end, key=characters))
+        return range(first, stop)
 
     def prompt_ids(self, prompt: str) -> tuple[int, ...]:
         """Return token ids of one user message in the chat template, up to where the model starts to think.
@@ -78,10 +77,23 @@ class Dialogue:
         # A stored question may hold half a character, which a tokenizer refuses.
         prompt = prompt.encode(errors="replace").decode()
         text = self.asked(prompt)
-        has_no_template = self.config.chat_template == "none"
-        ids = self._prompt_ids(prompt, text, add_special_tokens=has_no_template)
         # A template writes its special tokens in `text`; without one the tokenizer adds some that `text` has not.
-        added = self.encode("", add_special_tokens=has_no_template)
+        adds = self.config.chat_template == "none"
+        # One call wherever that is right, since a tokenizer may merge characters across the question's edges.
+        control_token = self._control_tokens.found_in(prompt)
+        if control_token is None:
+            ids = self.encode(text, add_special_tokens=adds)
+        else:
+            try:
+                edges, question = self._edges(prompt, text)
+                pieces = self._control_tokens.encode_between(edges, question, add_special_tokens=adds)
+            except Exception as error:  # each kind of tokenizer fails in its own way
+                place = self.config.place
+                holds = f"the question {prompt!r:.60} holds {control_token!r:.40}, a control token of {place}"
+                cannot = "which its tokenizer or chat template cannot take as plain text"
+                raise UserError(f"{holds}, {cannot}: correct the problem, or leave the problem out.") from error
+            ids = self._embedded(pieces)
+        added = self.encode("", add_special_tokens=adds)
         self._check_said(text, [token for token in ids if token not in added])
         return ids
 
@@ -90,21 +102,6 @@ class Dialogue:
         ids = self._embedded(self._control_tokens.encode_behind(text))
         self._check_said(text, list(ids))
         return ids
-
-    def _prompt_ids(self, prompt: str, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Return token ids of `text`, the templated prompt, in which the prompt itself has no control token."""
-        # One call wherever that is right, since a tokenizer may merge characters across the question's edges.
-        control_token = self._control_tokens.found_in(prompt)
-        if control_token is None:
-            return self.encode(text, add_special_tokens=add_special_tokens)
-        try:
-            edges, question = self._edges(prompt, text)
-            ids = self._control_tokens.encode_between(edges, question, add_special_tokens=add_special_tokens)
-        except Exception as error:  # each kind of tokenizer fails in its own way
-            holds = f"the question {prompt!r:.60} holds {control_token!r:.40}, a control token of {self.config.place}"
-            cannot = "which its tokenizer or chat template cannot take as plain text"
-            raise UserError(f"{holds}, {cannot}: correct the problem, or leave the problem out.") from error
-        return self._embedded(ids)
 
     def _check_said(self, text: str, ids: list[int]) -> None:
         """Refuse tokens that do not say the text: a tokenizer may drop a character for which it has no token.

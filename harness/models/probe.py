@@ -48,10 +48,6 @@ def check_steps(model: LoadedModel, impl: Implementation = "torch") -> None:
     """
     if impl in model.compared:
         return
-    # Earlier versions of transformers read a delta rule's state from elsewhere than the cache.
-    if len(model.shape.states) > 1 and not hasattr(transformers.Cache, "get_recurrent_state"):
-        needs = f"needs transformers 5.21 or later, and {transformers.__version__} is installed"
-        raise UserError(f"model type {model.spec.family} has a delta rule, which {needs}: pip install -U transformers.")
     ids = _text(model.device, model.spec.vocab_size)
     prefill = Prefill()
     try:

@@ -47,6 +47,10 @@ class Trace(row_types.PairRow, frozen=True, kw_only=True):
     tag_tokens: int = 1  # tokens of the closing tag
 
     @property
+    def question_ids(self) -> list[int]:  # none of a trace that is not kept
+        return self.token_ids[: self.think_start]
+
+    @property
     def answer_start(self) -> int:
         return self.think_end + self.tag_tokens
 
@@ -55,19 +59,22 @@ class Trace(row_types.PairRow, frozen=True, kw_only=True):
         return self.answer_start < len(self.token_ids)
 
 
+Questions = Mapping[row_types.Pair, list[int]]  # the token ids of each stored trace's question
+
+
 def make_traces(settings: PredictorSettings) -> dict[str, int]:
     """Append the missing traces to traces.jsonl; return how many are kept. The model is loaded after the problems."""
     path = settings.recipe.out / TRACES_FILE
     origin = json.dumps(_origin(settings), indent=2) + "\n"
     manifest = path.with_name(ORIGIN_FILE)
-    stored_questions = {trace.key: _question(trace) for trace in read_rows(path, Trace)}
+    stored_questions = {trace.key: trace.question_ids for trace in read_rows(path, Trace)}
     has_same_origin = manifest.is_file() and manifest.read_bytes() == origin.encode()
     if stored_questions and not has_same_origin:
         other = f"{path} holds traces of another model, seed, decoding or recipe.import_from, or does not name them"
         raise UserError(f"{other}: delete it or set recipe.out=.")
     traces = imported_traces(settings) if settings.recipe.import_from else written_traces(settings, stored_questions)
     for trace in traces:
-        if not is_stored(stored_questions, trace.key, _question(trace)):
+        if not is_stored(stored_questions, trace.key, trace.question_ids):
             # Before a trace, so that none is stored without its origin, and no origin without a trace.
             replace_text(manifest, origin)
             row_types.append_row(path, trace)
@@ -87,20 +94,12 @@ def read_questions(folder: Path) -> list[str]:
     return list(json.loads(file.read_text())) if file.exists() else []
 
 
-def _question(trace: Trace) -> int | None:
-    """Return a hash of the question's tokens; None for a trace that is not kept, which stores none."""
-    return hash(tuple(trace.token_ids[: trace.think_start])) if trace.kept else None
-
-
-def is_stored(stored_questions: Mapping[row_types.Pair, int | None], key: row_types.Pair, question: int | None) -> bool:
-    """True if the pair is stored; raises UserError if that trace answers another question of the same id.
-
-    `question` is a hash of the question's tokens, as `_question` makes it; None if it is not known.
-    """
+def is_stored(stored_questions: Questions, key: row_types.Pair, question_ids: list[int]) -> bool:
+    """True if the pair is stored; raises UserError if that trace answers another question of the same id."""
     if key not in stored_questions:
         return False
-    stored_question = stored_questions[key]
-    if None not in (stored_question, question) and stored_question != question:
+    stored_ids = stored_questions[key]
+    if stored_ids and question_ids and stored_ids != question_ids:
         other = f"{TRACES_FILE} holds another question of the id {key[0]!r:.60}"
         raise UserError(f"{other}: delete it, set recipe.out=, or give the problems ids of their own.")
     return True
@@ -125,9 +124,7 @@ def read_traces(settings: PredictorSettings) -> list[Trace]:
     return kept
 
 
-def written_traces(
-    settings: PredictorSettings, stored_questions: Mapping[row_types.Pair, int | None]
-) -> Iterator[Trace]:
+def written_traces(settings: PredictorSettings, stored_questions: Questions) -> Iterator[Trace]:
     """Let the model write the traces that are missing, with its full cache, and grade them."""
     problems, questions, kind = trace_problems(settings)
     model = settings.loaded
@@ -138,9 +135,8 @@ def written_traces(
     golds = {problem.id: problem.gold for problem in problems}
     requests = []
     for name, prompt in prompts.items():
-        question = hash(tuple(prompt))
         for draw in range(recipe.draws):
-            if not is_stored(stored_questions, (name, draw), question):
+            if not is_stored(stored_questions, (name, draw), list(prompt)):
                 requests.append(Request(problem_id=name, draw=draw, prompt_ids=prompt, branches=branches))
     if not requests:
         return
