@@ -18,9 +18,6 @@ from kvsweep.run_files.thinking import ThinkTags
 # Roles for which a stand-in tokenizer must have a token.
 ROLES = ("bos", "eos", "user", "assistant")
 
-# Variables that kvsweep itself passes to a chat template.
-_NOT_VARIABLES = {"messages", "tools", "documents", "chat_template", "add_generation_prompt"}
-
 # The call by which a template asks for today's date, and the files beside *.jinja that may hold a template.
 _DATE, _TEMPLATES = "strftime_now", ("tokenizer_config.json", "chat_template.json")
 _CHECKPOINT_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
@@ -63,11 +60,9 @@ class ModelConfig:
             tag = getattr(self, name)
             if tag is not None and not tag.strip():
                 raise UserError(f"model.{name} is empty: name the tag that this model writes, or null for none.")
-        variables = dict(self.template or {})
-        if _NOT_VARIABLES.intersection(variables) or (variables and self.chat_template == "none"):
-            given = f"model.template={variables} and model.chat_template={self.chat_template}"
-            own = f"variables of the model's own chat template, and none of {', '.join(sorted(_NOT_VARIABLES))}"
-            raise UserError(f"{given}: name {own}, or null.")
+        if self.template and self.chat_template == "none":
+            given = f"model.template={dict(self.template)} has variables of a chat template, and chat_template=none"
+            raise UserError(f"{given}: choose model.template=null, or model.chat_template=own.")
         try:
             date.fromisoformat(self.today)
         except ValueError:
@@ -76,8 +71,6 @@ class ModelConfig:
             raise UserError("model.force_think=true needs model.think_start and model.think_end: name both tags.")
         if self.adapter is not None and self.random_weights:
             raise UserError("model.adapter belongs to trained weights: set it to null with model.random_weights=true.")
-        if self.config is not None and "model_type" not in self.config:
-            raise UserError("model.config has no model_type: name the architecture, such as qwen2 or llama.")
         if self.is_built and set(self.special_tokens or ()) != set(ROLES):
             raise UserError(f"model.special_tokens={self.special_tokens} must name {', '.join(ROLES)}: correct it.")
 

@@ -246,16 +246,17 @@ class Dialogue:
         roles = itertools.cycle(("user", "assistant"))  # the template writes a system prompt itself
         messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
         variables = self.config.template or {}
-        values = {**self.tokenizer.special_tokens_map, **variables, "tools": None, "documents": None}
-        # transformers has a function of this name, which writes the day's date.
-        values["strftime_now"] = datetime.fromisoformat(self.config.today).strftime
+        values = {**self.tokenizer.special_tokens_map, **variables}
+        # In place of transformers' function of this name, which writes the day's date.
+        strftime_now = datetime.fromisoformat(self.config.today).strftime
         try:
             template = self.tokenizer.get_chat_template()
             for name in variables:
                 if not re.search(rf"\b{re.escape(name)}\b", template):
                     raise ValueError(f"it reads no variable {name}, which model.template sets")
             compiled: Any = _compile_jinja_template(template)
-            return str(compiled.render(messages=messages, add_generation_prompt=asks, **values))
+            chat = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": asks}
+            return str(compiled.render(**chat, strftime_now=strftime_now, **values))
         except Exception as error:  # a template may raise anything
             lacks = f"model={self.config.name} has no chat template that takes a question ({first_line(error)})"
             raise UserError(f"{lacks}: give model.chat_template=none for a base model.") from error

@@ -333,12 +333,11 @@ def _build_architecture(config: ModelConfig) -> Any:
 
     # transformers changes the dictionaries of rotary embeddings, and the model's identity hashes `config`.
     values = copy.deepcopy(dict(config.config or {}))
-    kind = values.pop("model_type")
     try:
-        return AutoConfig.for_model(kind, **values)
+        return AutoConfig.for_model(**values)
     except Exception as error:  # each architecture checks its fields and raises its own errors
         why = lines_of(error)[-1].strip().rstrip(".")[:200]
-        raise UserError(f"model.config cannot be built as {kind} ({why}): correct its fields.") from error
+        raise UserError(f"model.config cannot be built ({why}): correct its fields.") from error
 
 
 def cannot_load(config: ModelConfig, error: Exception) -> UserError:

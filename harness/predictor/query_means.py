@@ -1,5 +1,6 @@
 """A separate stage: a model's mean queries, with which the policy triattention predicts future queries."""
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ class QueryMeans(Prefill):
         super().__init__()
         self.frequencies = frequencies.double()
         self.scaling_of_rotation = scaling
-        self.sums: list[Tensor] = []
+        # Of each layer, [2, heads, head_dim / 2]: of queries and of their sizes.
+        self.sums: defaultdict[int, Any] = defaultdict(float)
         self.tokens = 0
 
     def observe(self, query: Tensor, key: Tensor, value: Tensor, *how: Any) -> None:
@@ -42,20 +44,17 @@ class QueryMeans(Prefill):
         length = query.shape[2]
         if layer == 0:
             self.tokens += length
-        # The sums of earlier texts, 0 before the first: [2, heads, head_dim / 2], of queries and of their sizes.
-        sums = self.sums[layer] if layer < len(self.sums) else torch.zeros((), device=query.device)
         for positions in torch.arange(length, device=query.device).split(_BLOCK):
             # A rotation turns the pair of channels i and i + head_dim / 2 as one complex number.
             angles = positions[:, None] * self.frequencies
             turn_back = torch.polar(torch.full_like(angles, 1 / self.scaling_of_rotation), -angles)
             real, imaginary = query[0, :, positions].double().chunk(2, dim=-1)
             unrotated = torch.complex(real, imaginary) * turn_back  # [heads, tokens, head_dim / 2]
-            sums = sums + torch.stack([unrotated.sum(dim=1), unrotated.abs().sum(dim=1)])
-        self.sums[layer : layer + 1] = [sums]  # replaces the layer's sums, or appends them
+            self.sums[layer] += torch.stack([unrotated.sum(dim=1), unrotated.abs().sum(dim=1)])
 
     def result(self) -> dict[str, Tensor]:
         """Return the mean query (complex) and a query's mean size, [layers, q_heads, head_dim / 2] each."""
-        mean, size = torch.stack(self.sums, dim=1) / self.tokens
+        mean, size = torch.stack(list(self.sums.values()), dim=1) / self.tokens
         return {"mean": mean, "mean_size": size.real}  # sizes are real numbers, summed beside complex ones
 
 
