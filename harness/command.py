@@ -7,7 +7,7 @@ import shlex
 import shutil
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -98,7 +98,7 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         with settings.plain_config_errors():
             # These lines change the configuration.
             source_class(config).check(config)
-            notes.update(_complete(config))
+            notes.update([*_complete(config), *_not_swept()])
             others_settings = _without_others_settings(config)
             # From here on things are made from it.
             launcher = settings.build_target("launcher", config.launcher, Launcher)
@@ -114,9 +114,34 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
     launcher, plan = shared[0]
     if any(other != shared[0] for other in shared):
         raise UserError("launcher, replay, screen or texts differ between the jobs of a command: give each one value.")
+    # Reading refuses cells of another schema.
+    stored = []
     for directory in {job.run_directory for job in jobs}:
-        list(read_cells(directory))  # refuses cells of another schema
+        stored += [cell for _, cell in read_cells(directory)]
+    no_full_cache = _no_full_cache(jobs, stored)
+    if no_full_cache:
+        print(no_full_cache, file=sys.stderr)
     return _without_shared_cells(jobs, plan), launcher, plan
+
+
+def _no_full_cache(jobs: Sequence[Job], stored: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return a note for a multirun without a full cache to compare with, with the words to write; else None.
+
+    `stored` are the settings (cell.yaml) of the cells that the jobs' folders have.
+    """
+    if {"-m", "--multirun"}.isdisjoint(sys.argv):
+        return None
+    # A server's names are no policies that a grid could list.
+    policies = dict[str, None]()  # in the jobs' order
+    for job in jobs:
+        if job.source.local:
+            policies.update(dict.fromkeys(cell.policy.name for cell in job.cells))
+    has_full = "full" in policies or any(cell.get("policy", {}).get("name") == "full" for cell in stored)
+    if has_full or not policies:
+        return None
+    none = "no full cache is among the cells to compare them with, and jobs share no texts"
+    words = f"'grid.policy=[full,{','.join(policies)}]', and other lists of the policy in the same way"
+    return f"note: {none}: write {words}, as 'grid.keep_ratio=[0.1,0.2]'."
 
 
 def _without_others_settings(config: DictConfig) -> dict[str, str]:
@@ -195,6 +220,20 @@ def _name_model(config: DictConfig, words: Sequence[str]) -> list[str]:
     lent = f"takes {source_class(config).lent} of {config.model.name}"
     config.model.name = config.model.title = name
     return [f"note: model={name} {lent}: choose the nearest with model=."]
+
+
+def _not_swept() -> list[str]:
+    """Return a note for each list of an experiment that only a multirun uses."""
+    hydra_config: Any = HydraConfig.get()
+    swept = OmegaConf.select(hydra_config, "sweeper.params")  # hydra.sweeper=3 has none, and only a multirun reads it
+    if hydra_config.mode != RunMode.RUN or not OmegaConf.is_dict(swept):
+        return []
+    keys = {word.partition("=")[0] for word in hydra_config.overrides.task}
+    notes = []
+    for key, values in swept.items():
+        if key not in keys:
+            notes.append(f"note: {key}={values} needs -m; without it {key} is the default.")
+    return notes
 
 
 def _compose() -> list[tuple[DictConfig, Any]]:

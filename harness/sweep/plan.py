@@ -35,6 +35,8 @@ from kvsweep.run_files import row_types
 _Length = row_types.view(row_types.Completion, "num_tokens")
 # Bytes of completions.jsonl a token: 8.7 in 192 texts of Qwen2.5-Coder-1.5B on GSM8K.
 _TOKEN_BYTES = 9
+# Lines that a job's block leaves out where an earlier one has the same.
+_SHOWN_ONCE = ("  lacking", "  KV budget", "  note")
 _PACE_UNKNOWN = "not known until a cell has stored something; card=h100 or assume.tokens_per_second=N give an estimate"
 # Instructions of a processor as Linux names them, and the parameters from which a model gains by them (docs/models.md).
 _MULTIPLY_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
@@ -94,7 +96,10 @@ def describe(tasks: Sequence[Task], launcher: Launcher) -> str:
         hours.append(sum(row["hours"] for row in rows_of_task))
     lines: list[str] = []
     for plan in plans.values():
-        lines += _describe(plan)
+        for line in _describe(plan):
+            # What jobs have in common stands in the first block that has it.
+            if not line.startswith(_SHOWN_ONCE) or line not in lines:
+                lines.append(line)
         if launcher.gpus_of_a_task == 0:  # else the tasks run on other machines
             lines += _precision(plan.share.job)
     at_once = min(launcher.at_once(tasks), len(tasks))

@@ -68,6 +68,17 @@ def test_words_and_options_in_any_order(words, kvsweep, tmp_path, monkeypatch, n
     assert "mine" in ended.out
 
 
+@pytest.mark.slow
+def test_a_multirun_without_a_full_cache_says_the_words_that_add_it(kvsweep, tmp_path):
+    typed = ["policy=h2o,random", "policy.keep_ratio=0.2,0.4", "policy.local_window=32"]
+    where = [f"results_dir={tmp_path}", "benchmark.limit=2", "--dry-run"]
+    ended = kvsweep("-m", *typed, *where)
+    assert ended.code == 0
+    [said] = [line for line in ended.err.splitlines() if "no full cache" in line]
+    assert "write 'grid.policy=[full,h2o,random]'" in said
+    assert "no full cache" not in kvsweep("-m", "policy=full,h2o", *where).err
+
+
 def test_two_benchmarks_with_the_same_problems_are_one_job(dry_run, tmp_path):
     (tmp_path / "problems.jsonl").write_text('{"problem": "What is 2+3?", "answer": "5"}\n')
     ended = dry_run("-m", "benchmark=aime24,aime25", f"benchmark.path={tmp_path}/problems.jsonl", "policy=window")

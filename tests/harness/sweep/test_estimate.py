@@ -138,6 +138,15 @@ def test_the_command_runs_nothing(kvsweep, tmp_path, no_model):
     assert kvsweep("--dry-run", *arguments, "policy.budget=-1").code == 2
 
 
+@pytest.mark.slow
+def test_a_list_of_an_experiment_that_is_not_swept_is_named(kvsweep, tmp_path, no_model):
+    arguments = ["experiment=demo", "--dry-run", f"results_dir={tmp_path}"]
+    note = "note: benchmark=toy_chain,toy_groups needs -m; without it benchmark is the default.\n"
+    assert note in kvsweep(*arguments).err
+    for swept in (["-m"], ["benchmark=toy_add"]):
+        assert "needs -m" not in kvsweep(*arguments, *swept).err
+
+
 @pytest.mark.parametrize("model", ["toy_qwen", "toy_llama"])
 def test_the_memory_is_the_caches_own(model, kvsweep, tmp_path):
     """The estimate reads config.json by hand; transformers reads the same file, and the cache counts its own bytes."""
