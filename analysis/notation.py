@@ -191,7 +191,7 @@ def marks(texts: Iterable[str]) -> dict[str, int]:
 
 
 def state_marks(row: Any) -> str:
-    """Return the marks of a cell's score: nothing evicted, nothing quantized, unfinished, fewer draws than others."""
+    """Return the marks of a cell's score: nothing evicted or quantized, unfinished, fewer draws, a doubted reading."""
     marks = ""
     # A mean over benchmarks has not all of these columns.
     # With fewer bits a cache differs from the full one even if nothing was evicted.
@@ -204,6 +204,9 @@ def state_marks(row: Any) -> str:
         marks += UNFINISHED
     if getattr(row, "stopped_early", None) == True:  # noqa: E712, NaN, which is truthy, if nothing is compared
         marks += STOPPED
+    # Only published scores say how sure their reading is.
+    if getattr(row, "sure", "") == "no":
+        marks += UNSURE
     return marks
 
 

@@ -18,33 +18,24 @@ from matplotlib.figure import Figure
 
 from kvsweep.analysis import notation
 from kvsweep.analysis.figures import style
-from kvsweep.analysis.notation import (
-    COLUMN_WIDTH,
-    DEFAULT_LOOK,
-    MISSING,
-    PAGE_WIDTH,
-    UNFINISHED,
-    UNGRADED,
-    UNSURE,
-    Look,
-)
+from kvsweep.analysis.notation import COLUMN_WIDTH, DEFAULT_LOOK, MISSING, UNGRADED, Look
 from kvsweep.analysis.statistics.grids import PolicyGrid
 from kvsweep.analysis.statistics.inference import NoiseFloor
 from kvsweep.analysis.statistics.metrics import mean_over_benchmarks, model_title
 from kvsweep.analysis.statistics.sentences import PanelVerdict
-from kvsweep.messages.command_line import counted
 
-# Size of the numbers and of a figure's own title in points; letters of a panel's title and of an axis in inches.
-SIZE, TITLE_SIZE, TITLE, LETTER = 6.5, 9, 0.051, 0.046
+# Size of the numbers and of a figure's own title in points; letters of a panel's title and of other texts in inches.
+SIZE, TITLE_SIZE, TITLE, LETTER = 6.5, 9, 0.051, 0.047
 # Inches: widest panel, space beside its cells, and least and largest height of a row of cells.
 WIDEST, BESIDE, LOW, HIGH = COLUMN_WIDTH, 0.6, 0.25, 0.38
 
+AXES = ["local_window", "keep_ratio"]
 # Columns of metrics that a heatmap reads; means over benchmarks and published scores lack some of them.
 READ = ["cell_id", "policy", "status", "completions", "graded", "ungraded", "evicted", "packed", "bits", "decision"]
-READ += ["pass_at_1", "se", "ci_low", "ci_high", "diff_to_full", "these_low", "these_high", "stopped_early"]
+READ += ["pass_at_1", "se", "ci_low", "ci_high", "diff_to_full", "these_low", "these_high", "stopped_early", "sure"]
 
 # A column's head has room for this many letters of a reasoning step, a printed page for this many tokens and steps.
-STEP_LETTERS, MOST_TOKENS, MOST_STEPS = 32, 36, 9
+STEP_LETTERS, MOST_TOKENS, MOST_STEPS = 32, 36, 10
 
 
 def cells(rows: pd.DataFrame, places: pd.Index, *, difference: bool) -> pd.DataFrame:
@@ -82,7 +73,7 @@ def cells(rows: pd.DataFrame, places: pd.Index, *, difference: bool) -> pd.DataF
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One heatmap: its title, a line below it, and cells and full cache from `cells`, row by row.
+    """One heatmap: its title, and cells and full cache (one or none) from `cells`, row by row.
 
     `rows` and `columns` name the windows (descending) and the ratios (ascending). Panels of one `scale` share a range
     of colours; a scale of differences is centred on zero. `floor` says how far apart chance would put the scores; a
@@ -90,7 +81,6 @@ class Panel:
     """
 
     title: str
-    note: str
     cells: pd.DataFrame
     rows: list[str]
     columns: list[str]
@@ -108,9 +98,15 @@ class Panel:
         return self.floor is not None and not self.floor.signal
 
     @property
+    def note(self) -> list[str]:
+        """The full cache's score; empty if unknown."""
+        lines = [f"full cache {row.label}{row.mark} {row.error}" for row in notation.rows(self.full)]
+        return [line.replace("±", "± ").rstrip() for line in lines]
+
+    @property
     def lines(self) -> list[str]:
-        """The text over the cells: title, note, and the span of the scores beside the chance span."""
-        return [text for text in (self.title, self.note, *self.chance) if text]
+        """The text over the cells: title, full cache, and the span of the scores beside the chance span."""
+        return [self.title, *self.note, *self.chance]
 
     @property
     def chance(self) -> list[str]:
@@ -139,12 +135,11 @@ def grid_panels(
     for benchmark in grid.benchmarks:
         rows = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
         benchmark_title = metrics.loc[metrics["benchmark"] == benchmark, "benchmark_title"].iloc[0]
-        title = _labelled(grid, f"{model_title(metrics, model)} | {benchmark_title}")
-        panel = _panel(grid, rows, _full_cells(rows, metrics), title, look)
+        title = f"{model_title(metrics, model)} | {benchmark_title}, {grid.label}".removesuffix(", ")
+        panel = _panel(grid, rows, _full_cells(rows, metrics), title, difference=look.scale == "diff_from_full")
         # The floor is one of scores and says nothing of differences.
-        if not panel.difference:
-            panel = replace(panel, floor=_floor(panel, verdicts))
-        panels.append(panel)
+        floor = None if panel.difference else _floor(panel, verdicts)
+        panels.append(replace(panel, floor=floor, scale=title if look.scale == "own" else ""))
     return panels
 
 
@@ -172,11 +167,6 @@ def grid_figure(
     return _heatmaps(panels, f"{model_title(metrics, model)}, {grid.title}", look, notes)
 
 
-def _labelled(grid: PolicyGrid, title: str) -> str:
-    """A panel's title, with the grid's label if it has one."""
-    return f"{title}, {grid.label}" if grid.label else title
-
-
 def _floor(panel: Panel, verdicts: Sequence[PanelVerdict]) -> NoiseFloor | None:
     """The noise floor of the verdict on these cells; None without one."""
     cells_of_panel = set(panel.cells["cell_id"])
@@ -192,12 +182,11 @@ def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look 
     rows = grid.cells[grid.cells["model"] == model]
     full_mean = mean_over_benchmarks(_full_cells(rows, metrics), grid.benchmarks)
     mean = mean_over_benchmarks(rows, grid.benchmarks).dropna(subset="pass_at_1")
-    title = _labelled(grid, f"{model_title(metrics, model)} | mean of {len(grid.benchmarks)} benchmarks")
-    # A mean has no difference to the full cache.
-    look = replace(look, scale="own")
-    panel = _panel(grid, mean, full_mean, title, look)
-    panel = replace(panel, rows=_windows(grid, rows))  # the mean has no column of doubts
-    return _heatmaps([panel], f"{title}, {grid.title}", look, ["Pass@1 in %"])
+    # The mean of doubted readings is doubted too.
+    mean = mean.merge(rows.reindex(columns=[*AXES, "sure"]).drop_duplicates(), on=AXES)
+    means = f"mean of {len(grid.benchmarks)} benchmarks"
+    title = f"{model_title(metrics, model)} | {means}, {grid.label}".removesuffix(", ")
+    return _heatmaps([_panel(grid, mean, full_mean, title)], f"{title}, {grid.title}", look, ["Pass@1 in %"])
 
 
 def published_figure(
@@ -205,24 +194,27 @@ def published_figure(
 ) -> Figure:
     """Draw per benchmark the scores of `grids.published_grid`, ours on the same scale, and ours minus theirs."""
     panels: list[Panel] = []
-    # A row per benchmark has its three panels, if they fit. All panels share a scale but those that get another below.
-    look = replace(look, columns=3 if look.row > 5 else 1, scale="shared", interval=False)
+    # A row per benchmark has its three panels, if they fit.
+    look = replace(look, columns=3 if look.row > 5 else 1, interval=False)
     for benchmark, rows in published.groupby("benchmark", sort=False):
-        scale = str(benchmark)
-        our_cells = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
-        name = f"{model_title(metrics, model)} | {our_cells['benchmark_title'].iloc[0]}"
-        ours = _panel(grid, our_cells, _full_cells(our_cells, metrics), f"{name}, ours", look)
-        scores = rows.assign(pass_at_1=rows["pass_at_1"] / 100, status="done", completions=0)
-        theirs = _panel(grid, scores, our_cells.head(0), f"{name}, published", look)
-        gaps = ours.cells["value"] - theirs.cells["value"]  # in points
-        labels = (gaps / 100).map(lambda gap: notation.percent(gap, signed=True))
-        gap_cells = ours.cells.assign(value=gaps, label=labels, mark="")
-        note = f"typical standard error of ours {notation.percent(our_cells['se'].mean())}"
-        title = "ours minus published"
-        difference = replace(ours, title=title, note=note, cells=gap_cells, difference=True)
-        panels += [replace(theirs, scale=scale), replace(ours, scale=scale), difference]
-    scales = "published and ours have one colour scale per row, the differences one for all rows"
-    notes = ["Pass@1 in % beside the published scores, differences in points", scales]
+        cells_of_ours = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
+        scores = rows[[*AXES, "pass_at_1", "sure"]].assign(status="done")
+        scores["pass_at_1"] /= 100
+        both = cells_of_ours.drop(columns="decision").merge(scores, on=AXES, suffixes=("", "_published"))
+        gaps = both.assign(diff_to_full=both["pass_at_1"] - both["pass_at_1_published"])
+        name = f"{model_title(metrics, model)} | {cells_of_ours['benchmark_title'].iloc[0]}"
+        no_full = cells_of_ours.head(0)
+        theirs = _panel(grid, scores, no_full, f"{name}, published")
+        ours = _panel(grid, cells_of_ours, _full_cells(cells_of_ours, metrics), f"{name}, ours")
+        # All differences share a scale.
+        panels += [replace(panel, scale=str(benchmark)) for panel in (theirs, ours)]
+        panels.append(_panel(grid, gaps, no_full, "ours minus published", difference=True))
+    errors = grid.cells.loc[grid.cells["model"] == model, "se"]
+    notes = [
+        "Pass@1 in % beside the published scores, differences in points",
+        "published and ours have one colour scale per row, the differences one for all rows",
+        f"typical standard error of ours {notation.percent(errors.mean())}",
+    ]
     return _heatmaps(panels, f"{model_title(metrics, model)}, {grid.title}", look, notes)
 
 
@@ -230,35 +222,18 @@ def _full_cells(rows: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
     return metrics[(metrics["policy"] == "full") & metrics["condition"].isin(rows["condition"])]
 
 
-def _panel(grid: PolicyGrid, rows: pd.DataFrame, full: pd.DataFrame, title: str, look: Look) -> Panel:
+def _panel(grid: PolicyGrid, rows: pd.DataFrame, full: pd.DataFrame, title: str, *, difference: bool = False) -> Panel:
     """The panel of one benchmark: `rows` of metrics of its cells, and of its full cache, which may be none."""
-    difference = look.scale == "diff_from_full"
-    axes = ["local_window", "keep_ratio"]
     places = pd.MultiIndex.from_product([grid.windows, grid.ratios])
     full = full.head(1)
-    note = ""
-    for row in notation.rows(full):  # one or none
-        score = notation.percent_pm(row.pass_at_1, row.se)
-        if score == MISSING:
-            note = "no full-cache score"
-        else:
-            note = f"full cache {score}{'' if row.status == 'done' else UNFINISHED}"
     return Panel(
         title=title,
-        note=note,
-        cells=cells(rows.set_index(axes), places, difference=difference),
-        rows=_windows(grid, rows),
+        cells=cells(rows.set_index(AXES), places, difference=difference),
+        rows=[notation.number(window) for window in grid.windows],
         columns=[notation.number(ratio) for ratio in grid.ratios],
         full=cells(full, full.index, difference=False),
-        scale=title if look.scale == "own" else "",
         difference=difference,
     )
-
-
-def _windows(grid: PolicyGrid, rows: pd.DataFrame) -> list[str]:
-    """Return the names of the grid's windows, with a mark if a published figure's reading is in doubt."""
-    doubted = set(rows.loc[rows["sure"] == "no", "local_window"]) if "sure" in rows else set()
-    return [notation.number(window) + (UNSURE if window in doubted else "") for window in grid.windows]
 
 
 def limits(numbers: Iterable[float], *, difference: bool) -> tuple[float, float]:
@@ -281,8 +256,7 @@ def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> F
     """Draw panels; the figure's label (its caption) has the name, the notes and what `look.marks` draws."""
     caption = _caption(panels, name, notes)  # of all marks, also where the panels lose theirs
     panels = [_with_texts(panel, look) for panel in panels]
-    columns = min(look.columns or _fitting_columns(panels, look.row), len(panels))
-    width, height = _panel_row_size(panels, columns, look.row)
+    columns, width, height = _layout(panels, look)
     figure, grid = style.panels(width, len(panels), columns, row_height=height, extra_height=0.6 if look.title else 0.4)
     for index, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         scale_values = np.concatenate([other.cells["value"] for other in panels if other.scale == panel.scale])
@@ -293,8 +267,7 @@ def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> F
             bar.set_label("points" if panel.difference else "Pass@1 (%)")
         if index % columns == 0:
             axes.set_ylabel("Local Window Size")
-        # The panel to the left names the same windows.
-        elif panel.rows == panels[index - 1].rows:
+        else:  # the panel to the left names the same windows
             axes.set_yticklabels([])
     for axes in grid[-columns:]:  # the lowest of each column
         axes.set_xlabel("Ratio")
@@ -302,55 +275,57 @@ def _heatmaps(panels: list[Panel], name: str, look: Look, notes: list[str]) -> F
     if look.title:
         figure.suptitle(look.title, fontsize=TITLE_SIZE)
     if look.marks:
-        _write_marks(figure, panels, notes)
+        if any(panel.pale for panel in panels):
+            notes = [*notes, "a pale panel is one whose settings may differ by chance alone (p of 0.05 or more)"]
+        texts: list[str] = []
+        for panel in panels:
+            texts += [*panel.note, *panel.cells["text"]]
+        style.footnote(figure, "   ".join(["; ".join(notes), *style.marks(texts)]))
     return figure
 
 
-def _panel_row_size(panels: list[Panel], columns: int, most_width: float) -> tuple[float, float]:
-    """Return the width and height in inches of a row of so many panels."""
-    width = min(most_width, columns * WIDEST)
+def _layout(panels: list[Panel], look: Look) -> tuple[int, float, float]:
+    """Return how many panels stand in a row, and the width and height in inches of a row."""
+    first = panels[0]
+    ratios = len(first.columns)
+    texts = pd.concat([panel.cells["text"] for panel in panels])
+    # No two texts of cells touch, and the colour bar stands beside them.
+    cells_width = LETTER * ratios * max(_longest(texts), 1 + _longest(first.columns)) + 0.45
+    panel_width = max(cells_width, TITLE * max(_longest(panel.lines) for panel in panels))
+    # The names of the windows beside the first panel of a row, and the last bar's label.
+    edge = 0.35 + LETTER * _longest(first.rows)
+    fitting = max(1, int((look.row - edge) / panel_width))
+    rows = ceil(len(panels) / fitting)  # of about the same length
+    columns = min(look.columns or ceil(len(panels) / rows), len(panels))
+    width = min(look.row, columns * WIDEST)
     if columns == 1:  # in a narrower figure the numbers would lie on one another
-        width = max(width, _edge(panels) + _panel_width(panels))
-    windows, ratios = len(panels[0].rows), len(panels[0].columns)
-    # A line of a title takes 0.15 inches, a further line in a cell 0.12.
-    title_height = 0.15 * max(len(panel.lines) for panel in panels) + 0.32
-    text_lines = 1 + max(panel.cells["text"].str.count("\n").max() for panel in panels)
-    cell_width = (width / columns - BESIDE) / ratios
+        width = max(width, edge + cells_width)
     highest = HIGH if columns == len(panels) else LOW  # several rows of panels share a page
-    cell_height = 0.12 * (text_lines - 1) + min(max(0.75 * cell_width, LOW), highest)
-    height = cell_height * windows + title_height
-    return width, height
+    cell_height = min(max(0.75 * (width / columns - BESIDE) / ratios, LOW), highest)
+    # A further line in a cell takes 0.12 inches, a line of a title 0.15.
+    cell_height += 0.12 * texts.str.count("\n").max()
+    title_height = 0.15 * max(len(panel.lines) for panel in panels) + 0.32
+    return columns, width, cell_height * len(first.rows) + title_height
+
+
+def _longest(texts: Iterable[str]) -> int:
+    """The letters of the longest line in any of the texts."""
+    return max(map(len, "\n".join(texts).split("\n")))
 
 
 def _caption(panels: list[Panel], name: str, notes: list[str]) -> str:
     """Return the name, the notes, each panel's full cache and chance span, and how many cells have each mark."""
     sentences = [f"{name}: {'; '.join(notes)}"]
     texts: list[str] = []
-    total = 0
     for panel in panels:
         _, *facts = panel.lines  # without the title
         if facts:
             _, _, benchmark = panel.title.rpartition(" | ")
             sentences.append(f"{benchmark}: {', '.join(facts)}")
-        # A doubtful window counts for each of its cells: [windows, 1] beside [windows, ratios].
-        doubts = np.where([[window.endswith(UNSURE)] for window in panel.rows], UNSURE, "")
-        texts += (panel.matrix("label") + panel.matrix("mark") + doubts).ravel().tolist()
-        total += len(panel.cells)
+        texts += list(panel.cells["label"] + panel.cells["mark"])
     for mark, count in notation.marks(texts).items():
-        sentences.append(f"{count} of {total} cells: {notation.MARKS[mark]}")
+        sentences.append(f"{count} of {len(texts)} cells: {notation.MARKS[mark]}")
     return ". ".join(sentences) + "."
-
-
-def _write_marks(figure: Figure, panels: list[Panel], notes: list[str]) -> None:
-    """Explain below a figure its marks and notes."""
-    sentences = ["; ".join(notes)]
-    if any(panel.pale for panel in panels):
-        sentences.append("a pale panel is one whose settings may differ by chance alone (p of 0.05 or more)")
-    texts: list[str] = []
-    for panel in panels:
-        texts += [panel.note, *panel.rows, *panel.cells["text"]]
-    sentences += style.marks(texts)
-    style.footnote(figure, "   ".join(sentences))
 
 
 def _with_texts(panel: Panel, look: Look) -> Panel:
@@ -359,8 +334,7 @@ def _with_texts(panel: Panel, look: Look) -> Panel:
     Without marks a panel is as a paper shows it: its title and a number in each cell, in full colours.
     """
     if not look.marks:
-        rows = [name.removesuffix(UNSURE) for name in panel.rows]
-        panel = replace(panel, note="", cells=panel.cells.assign(mark=""), rows=rows, floor=None)
+        panel = replace(panel, full=panel.full.head(0), cells=panel.cells.assign(mark=""), floor=None)
     texts = panel.cells["label"] + panel.cells["mark"]
     if look.interval:
         intervals = panel.cells["interval"]
@@ -368,42 +342,13 @@ def _with_texts(panel: Panel, look: Look) -> Panel:
     return replace(panel, cells=panel.cells.assign(text=texts))
 
 
-def _fitting_columns(panels: list[Panel], width: float) -> int:
-    """Return how many panels fit into a row, so that rows have about the same length."""
-    title_width = TITLE * max(_longest(panel.lines) for panel in panels)
-    panel_width = max(_panel_width(panels), title_width)
-    fitting = max(1, int((width - _edge(panels)) / panel_width))
-    rows = ceil(len(panels) / fitting)
-    return ceil(len(panels) / rows)
-
-
-def _longest(texts: Iterable[str]) -> int:
-    """The letters of the longest line in any of the texts."""
-    return max(map(len, "\n".join(texts).split("\n")))
-
-
-def _panel_width(panels: list[Panel]) -> float:
-    """The inches that the cells of a panel take if no two texts touch, with the colour bar beside them."""
-    ratios = panels[0].columns
-    letters = max(_longest(pd.concat([panel.cells["text"] for panel in panels])), 1 + _longest(ratios))
-    # A letter is about 0.52 of the font's size wide; an inch has 72 points.
-    return len(ratios) * 0.52 * SIZE * letters / 72 + 0.45
-
-
-def _edge(panels: list[Panel]) -> float:
-    """The inches of the names of the windows beside the first panel of a row, and of the last bar's label."""
-    return 0.35 + LETTER * max(_longest(panel.rows) for panel in panels)
-
-
 def _heatmap(axes: Axes, panel: Panel, ends: tuple[float, float], cmap: str) -> Colorbar | None:
     """Draw one panel, with colours between these ends; return its colour bar, None without a value."""
     # Without any cell the column has no numbers but objects.
-    values = panel.matrix("value").astype(float)
-    mesh = style.heat_table(axes, values, panel.matrix("text"), cmap=panel.colors(cmap), limits=ends, size=SIZE)
-    axes.set_xticks(np.arange(len(panel.columns)) + 0.5, panel.columns)
-    axes.set_yticks(np.arange(len(panel.rows)) + 0.5, panel.rows)
+    values = pd.DataFrame(panel.matrix("value").astype(float), panel.rows, panel.columns)
+    mesh = style.heat_table(axes, values, panel.cells["text"], cmap=panel.colors(cmap), limits=ends, size=SIZE)
     axes.set_title("\n".join(panel.lines), linespacing=1.3)
-    if np.isnan(values).all():
+    if values.isna().all(axis=None):
         return None
     # As wide beside many cells as beside few.
     rows, columns = values.shape
@@ -431,38 +376,29 @@ def attribution_figure(
 ) -> Figure:
     """Draw signed effects on the log-probability [tokens, steps] with four decimals, red (-1) over white to blue (1).
 
-    A value beyond the scale has its end's colour and is printed in full. The steps with the largest effects have a
-    column each, in the text's order; the last column sums the others. Of many tokens only the strongest are shown.
+    A value beyond the scale has its end's colour and is printed in full. Of many tokens and steps those with the
+    largest effects are shown, in the text's order.
     """
     rows = strongest(values, axis=1, most=MOST_TOKENS)
     columns = strongest(values, axis=0, most=MOST_STEPS)
-    shown = values[:, columns]
-    names = [shortened(steps[column]) for column in columns]
-    notes = ["effect of a step on each answer token's log-probability, by removal; the colours end at -1 and 1"]
-    others = len(steps) - len(columns)
-    if others:
-        sum_of_others = values.sum(axis=1) - shown.sum(axis=1)
-        shown = np.column_stack([shown, sum_of_others])
-        names.append(f"sum of {counted(others, 'other')}")
-        notes.append(f"the {len(columns)} of {len(steps)} steps with the largest effects")
-    shown = shown[rows]
-    if len(rows) < len(tokens):
-        notes.append(f"the {len(rows)} of {len(tokens)} tokens with the largest effects")
-    width = min(PAGE_WIDTH, max(5.2, 1.6 + 0.55 * len(names)))
-    height = 2.6 + 0.165 * len(rows)
-    figure = style.new_figure((width, height))
+    names = [visible(tokens[row]) for row in rows]
+    heads = [shortened(steps[column]) for column in columns]
+    shown = pd.DataFrame(values[np.ix_(rows, columns)], names, heads)
+    labels = shown.map("{:z.4f}".format).to_numpy().ravel()  # z: no minus sign before zero
+    figure = style.new_figure((max(5.2, 1.6 + 0.55 * len(columns)), 2.6 + 0.165 * len(rows)))
     axes = figure.subplots()
-    labels = np.vectorize("{:z.4f}".format)(shown)  # z: no minus sign before zero
     mesh = style.heat_table(axes, shown, labels, cmap=cmap or style.DIVERGING, limits=(-1.0, 1.0), size=6)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
-    axes.set_xticks(np.arange(len(names)) + 0.5, names, rotation=40, ha="left", rotation_mode="anchor", fontsize=6.5)
-    axes.set_yticks(np.arange(len(rows)) + 0.5, [visible(tokens[row]) for row in rows], fontsize=6.5)
+    axes.set_xticks(axes.get_xticks(), heads, rotation=40, ha="left", rotation_mode="anchor")
+    axes.tick_params(labelsize=6.5)
     axes.set(xlabel="Reasoning step", ylabel="Answer token")
     bar = figure.colorbar(mesh, ax=axes, extend="both", ticks=[-1.0, -0.5, 0.0, 0.5, 1.0], aspect=25, pad=0.02)
     bar.set_label("Token Attribution")
     figure.set_label(title)
-    figure.supxlabel("\n".join(notes), fontsize=7, color="0.3")
+    note = "effect of a step on each answer token's log-probability, by removal; the colours end at -1 and 1;"
+    drawn = f"drawn: {len(rows)} of {len(tokens)} tokens and {len(columns)} of {len(steps)} steps"
+    style.footnote(figure, f"{note} {drawn}, those with the largest effects")
     return figure
 
 
@@ -482,11 +418,8 @@ def shortened(step: str) -> str:
     line = " ".join(step.split())
     if len(line) <= STEP_LETTERS:
         return line
-    before = line
-    equation = ""
-    for match in re.finditer(notation.EQUATION, line):  # the last one stays
-        equation = match.group()
-        before = line[: match.start()]
+    equation = "".join(re.findall(notation.EQUATION, line)[-1:])
+    before = line[: line.rfind(equation)]
     room = STEP_LETTERS - len(equation)
     if len(before) > room:
         before = f"{before[: room - 1]}…"

@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import seaborn
 from matplotlib.axes import Axes
-from matplotlib.collections import QuadMesh
+from matplotlib.collections import Collection
 from matplotlib.colors import Colormap, ListedColormap, to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findSystemFonts, fontManager
@@ -190,44 +191,40 @@ def shade(value: float, limits: tuple[float, float], cmap: str | Colormap) -> tu
 
 def heat_table(
     axes: Axes,
-    values: np.ndarray,
-    labels: np.ndarray,
+    values: pd.DataFrame,
+    labels: Iterable[str],
     *,
     cmap: str | Colormap,
     limits: tuple[float, float],
     size: float,
-) -> QuadMesh:
-    """Draw values [rows, columns] as coloured cells with their labels, the first row on top; hatched where missing."""
-    missing = np.isnan(values)
+) -> Collection:
+    """Draw a table as coloured cells with their labels (row by row), the first row on top; hatched where missing."""
     low, high = limits
     seaborn.heatmap(
         values,
         ax=axes,
-        mask=missing,
         vmin=low,
         vmax=high,
         cmap=cmap,
         linewidths=1,
         linecolor="white",
         cbar=False,
-        xticklabels=False,
-        yticklabels=False,
+        xticklabels=True,
+        yticklabels=True,
     )
+    axes.tick_params(length=0, rotation=0)
     # The hatched background shows where a cell is missing.
     axes.patch.set(facecolor="0.96", edgecolor="0.65", hatch="////", linewidth=0)
     # We draw the labels, because seaborn's choice of black or white leaves some with too little contrast.
     box = {"boxstyle": "round,pad=0.15", "facecolor": "0.96", "edgecolor": "none"}
-    for (row, column), value in np.ndenumerate(values):
+    for ((row, column), value), label in zip(np.ndenumerate(values), labels, strict=True):
         look: dict[str, Any] = {"color": "0.2", "bbox": box}
-        if not missing[row, column]:
+        if value == value:  # not missing
             _, text_color = shade(value, limits, cmap)
             look = {"color": text_color}
-        axes.text(column + 0.5, row + 0.5, str(labels[row, column]), fontsize=size, ha="center", va="center", **look)
-    axes.tick_params(length=0)
+        axes.text(column + 0.5, row + 0.5, label, fontsize=size, ha="center", va="center", **look)
     axes.spines[:].set_visible(False)
-    [mesh] = axes.collections
-    assert isinstance(mesh, QuadMesh)
-    return mesh
+    return axes.collections[0]
 
 
 def add_fonts(figure: Figure) -> None:

@@ -160,15 +160,11 @@ def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
     cells = []
     rounded = metrics.round(6).to_dict("records")
     for row, numbers in zip(notation.rows(metrics), rounded, strict=True):
-        marks = notation.state_marks(row)
-        # Only published scores say how sure their reading is.
-        if getattr(row, "sure", "") == "no":
-            marks += notation.UNSURE
         texts = {
             "setting": notation.setting(row),
             "policy_title": notation.policy_title(row.policy, row.variant),
             "partial": row.status != "done" or row.ungraded > 0,
-            "marks": marks,
+            "marks": notation.state_marks(row),
         }
         values = numbers | texts
         cells.append({str(name): value for name, value in values.items() if pd.notna(value)})
@@ -241,7 +237,6 @@ def _settings_panel(rows: pd.DataFrame, difference: bool) -> heatmap.Panel:
     cells = heatmap.cells(rows.set_index([names, "benchmark"]), places, difference=difference)
     return heatmap.Panel(
         title="",
-        note="",
         cells=cells,
         full=cells.head(0),
         difference=difference,

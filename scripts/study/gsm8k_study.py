@@ -85,10 +85,11 @@ def heatmaps(grid: pd.DataFrame) -> matplotlib.figure.Figure:
             1000
             * grid[grid["policy"] == policy].pivot(index="local_window", columns="keep_ratio", values="kl").iloc[::-1]
         )
-        labels = own.map("{:.0f}".format).to_numpy()
-        mesh = style.heat_table(panel, own.to_numpy(), labels, cmap=f"{style.SEQUENTIAL}_r", limits=limits, size=8)
-        panel.set_xticks(np.arange(own.shape[1]) + 0.5, [f"{ratio:g}" for ratio in own.columns])
-        panel.set_yticks(np.arange(own.shape[0]) + 0.5, [f"{window:g}" for window in own.index] if not place else [])
+        labels = own.map("{:.0f}".format).to_numpy().ravel()
+        own = own.rename("{:g}".format).rename(columns="{:g}".format)
+        mesh = style.heat_table(panel, own, labels, cmap=f"{style.SEQUENTIAL}_r", limits=limits, size=8)
+        if place:
+            panel.set_yticks([])
         panel.set(title=notation.policy_title(policy), xlabel="Ratio", ylabel="" if place else "Local Window Size")
     figure.colorbar(mesh, ax=axes, label="KL (thousandths of a nat per token)", pad=0.01)
     return figure

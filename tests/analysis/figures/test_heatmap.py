@@ -197,10 +197,8 @@ def test_the_published_grids_have_the_papers_form():
         assert f" {many} of 80 cells: a reading of the published figure is doubted." in str(figure.get_label())
         assert "AIME24: span 1" in str(figure.get_label())
         marked = grid_figure(grid, model, found.metrics, MARKED)
-        windows = [label.get_text() for label in marked.axes[0].get_yticklabels()]
-        assert windows == (
-            ["3000‡", "2000", "1000", "500‡"] if "llama" in model else ["3000‡", "2000‡", "1000‡", "500‡"]
-        )
+        doubted = {y for (_, y), text in texts_by_place(marked.axes[0]).items() if text.endswith("‡")}
+        assert doubted == ({0.5, 3.5} if "llama" in model else {0.5, 1.5, 2.5, 3.5})
         assert "‡\xa0a reading of the published figure is doubted" in marked.get_supxlabel()
         assert "full cache" not in marked.get_supxlabel()
         assert [label.get_text() for label in axes[3].get_xticklabels()] == ["0.1", "0.2", "0.3", "0.4", "0.5"]
@@ -380,13 +378,11 @@ def test_of_very_many_the_strongest_are_shown():
     assert axes.collections[0].get_array().shape == (36, 10)
     shown = [int(t.get_text()) for t in axes.get_yticklabels()]
     assert shown == [*range(0, 175, 5), 499]
-    assert [t.get_text() for t in axes.get_xticklabels()] == ["3", *map(str, range(7, 14)), "59", "sum of 51 others"]
-    assert axes.texts[9].get_text() == "0.0006"
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["3", *map(str, range(7, 15)), "59"]
     assert axes.xaxis.get_label_position() == "top"
     note = figure.get_supxlabel()
     assert "the colours end at -1 and 1" in note
-    assert "the 9 of 60 steps with the largest effects\nthe 36 of 500 tokens" in note
-    assert "of 2" not in attribution_figure(VALUES, ["1", "2"], ["a", "b"], title="t").get_supxlabel()
+    assert "36 of 500 tokens and 10 of 60 steps" in note.replace("\n", " ")
 
 
 def test_tokens_and_steps_can_be_told_apart():

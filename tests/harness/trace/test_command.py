@@ -204,9 +204,7 @@ def test_the_steps_that_derive_the_answers_facts_are_the_darkest(tmp_path, capsy
     darkest = effects[effects > 1].index.tolist()
     assert darkest == ["c=a+b: a is 1, b is 8, 1+8=9. So c is 9. ", "h=g+b: g is 2, b is 8, 2+8=0. So h is 0. "]
     svg = next(tmp_path.glob("*.svg")).read_text()
-    assert all(
-        label in svg for label in ("c=a+b: a is 1, b is 8, 1+8=9", "h=g+b: g is 2, b is 8, 2+8=0", "sum of 1 other")
-    )
+    assert all(label in svg for label in ("c=a+b: a is 1, b is 8, 1+8=9", "h=g+b: g is 2, b is 8, 2+8=0"))
 
 
 @pytest.mark.parametrize(
