@@ -21,8 +21,6 @@ from kvsweep.analysis.report.rendering import render, script_json
 from kvsweep.run_files.row_types import Eviction, held_percents
 
 WHITE_TO_BLUE = LinearSegmentedColormap.from_list("importance", ["#ffffff", "#9ecae1", "#3182bd", "#08306b"])
-# Tokens without a score: hatched, in no colour of the scale.
-UNSCORED: Any = {"facecolor": "0.95", "edgecolor": "0.75", "hatch": "///", "linewidth": 0}
 # Red, dark enough for small text.
 MEAN_COLOR = "#c00000"
 # Width of a page in dots. With more tokens, each dot shows the largest of its scores, so that no high score is lost.
@@ -121,22 +119,16 @@ def _strip(axes: Axes, layout: Layout, scores: np.ndarray) -> None:
         aspect="auto",
         interpolation="nearest",
     )
-    # The background is seen where a token has no score.
-    axes.patch.set(**UNSCORED)
-    # The question and the answer stay visible beside a long thinking, and leave room for a short one.
-    question, answer = np.clip([layout.question, layout.answer], 0.02 * layout.thinking, 0.15 * layout.thinking)
-    left, right = begin - question, end
-    unscored = [("question", begin, left)]  # name, edge at the thinking, outer edge
-    if layout.answer:
-        right = end + answer
-        unscored.append(("answer", end, right))
+    # The background is seen where a token has no score: hatched, in no colour of the scale.
+    axes.patch.set(facecolor="0.95", edgecolor="0.75", hatch="///", linewidth=0)
+    # The question and the answer take as much room, whatever their lengths.
+    room = 0.05 * layout.thinking
+    axes.set(xlim=(begin - room, end + room), ylim=(low, high))
     box = {"boxstyle": "round,pad=0.2", "facecolor": "0.95", "edgecolor": "none"}
     look: Any = {"rotation": 90, "ha": "center", "va": "center", "fontsize": 6.5, "bbox": box}
-    for name, inner, outer in unscored:
-        axes.axvspan(inner, outer, **UNSCORED)
-        axes.text((inner + outer) / 2, (low + high) / 2, name, **look)
-        axes.axvline(inner, color="0.3", linewidth=1)
-    axes.set(xlim=(left, right), ylim=(low, high))
+    axes.text(begin - room / 2, (low + high) / 2, "question", **look)
+    axes.text(end + room / 2, (low + high) / 2, "answer" if layout.answer else "no answer", **look)
+    axes.vlines([begin, end], low, high, color="0.3", linewidth=1)
     axes.plot([begin, end], [mean, mean], color=MEAN_COLOR, linestyle="--", linewidth=1)
     axes.set_title(caption(scores), loc="right", fontsize=8, color=MEAN_COLOR)
     axes.set_ylabel("Importance\nScore", fontsize=8)
@@ -261,17 +253,15 @@ def retention_figure(
     The tables come from `metrics.by_eviction`, `by_policy` and `mean_lorenz`; `kind` is that of the importance.
     """
     best_first = table.sort_values("pass1", ascending=False, kind="stable")
-    looks = {}
-    for number, policy in enumerate(best_first["policy"]):
-        looks[policy] = style.look_of(number)
     figure, (left, middle, right) = style.panels(PAGE_WIDTH, 3, 3, row_height=2.3, extra_height=0.4)
-    for policy, rows in curves.groupby("policy", sort=False):
-        left.plot(rows["eviction"], rows["retained"], markersize=3.5, linewidth=1, **looks[policy])
+    for number, row in enumerate(notation.rows(best_first)):
+        look = style.look_of(number)
+        curve = curves[curves["policy"] == row.policy]
+        left.plot(curve["eviction"], curve["retained"], markersize=3.5, linewidth=1, **look)
+        look["linestyle"] = "none"
+        middle.plot(row.retained, 100 * row.pass1, markersize=5, label=row.policy, **look)
     left.set(xlabel="eviction", ylabel="true importance held", ylim=(0, 1.02))
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for row in notation.rows(best_first):
-        look = looks[row.policy] | {"linestyle": "none"}
-        middle.plot(row.retained, 100 * row.pass1, markersize=5, label=row.policy, **look)
     middle.set(xlabel="true importance held", ylabel="Pass@1 (%)", xlim=(0, 1.02), ylim=(-2, 102))
     middle.set_title(correlation_text(table), fontsize=7)
     right.plot(carried["tokens"], carried["importance"], color=style.LINE_COLORS[0], label=f"importance: {kind}")

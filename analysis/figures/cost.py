@@ -65,7 +65,7 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
     if compressed.empty:
         return None
     # The model and benchmark of the cell with the longest texts.
-    condition = compressed["condition"].iloc[int(compressed["mean_tokens"].to_numpy().argmax())]
+    condition = compressed.nlargest(1, "mean_tokens")["condition"].item()
     compared = compressed[compressed["condition"] == condition]
     full_cells = metrics.loc[(metrics["condition"] == condition) & (metrics["policy"] == "full"), "cell_id"]
     full_cell = next(iter(full_cells), "")  # "", which no cell has, has no known bytes
@@ -73,14 +73,14 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
     titles = TITLES if token_flops else TITLES[:2]  # the last is of FLOPs
     columns = len(titles) if look.width > 5 else 1  # beside one another on a page, below one another in a column
     figure, panels = style.panels(look.width, len(titles), columns, row_height=1.9, extra_height=0.6)
-    longest_full = np.array([])
+    full_curves = []
     chosen = _cells_to_draw(compared)
     for number, (name, cell) in enumerate(chosen):
         lengths, full = _lengths(run, cell)
-        # Without eviction all cells would have about one curve: the longest of them is drawn.
-        if len(full) > len(longest_full):
-            longest_full = full
-        curves = [lengths, _memory_ratio(run, cell, full_cell, lengths, full)]
+        full_curves.append(full)
+        saved = _kv_bytes(run, full_cell, full) / _kv_bytes(run, cell, lengths)
+        # Where bytes per token are unknown, the lengths are compared.
+        curves = [lengths, np.where(np.isnan(saved), full / lengths, saved)]
         if token_flops:
             token, cached_token = token_flops
             curves.append((token + cached_token * full) / (token + cached_token * lengths))
@@ -88,7 +88,9 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
             axes.plot(
                 values, label=name, color=style.LINE_COLORS[number], linestyle=style.DASHES[number], linewidth=1.2
             )
-    panels[0].plot(longest_full, color="0.4", linewidth=1, label=notation.policy_title("full"), zorder=1)
+    # Without eviction all cells would have about one curve: the longest of them is drawn.
+    longest = max(full_curves, key=len)
+    panels[0].plot(longest, color="0.4", linewidth=1, label=notation.policy_title("full"), zorder=1)
     for axes, title in zip(panels, titles, strict=True):
         axes.set(title=style.wrapped(title, 0.8 * look.width / columns), xlabel="decoding step")
         style.tidy(axes)
@@ -108,22 +110,11 @@ def _lengths(run: Run, cell: str) -> tuple[np.ndarray, np.ndarray]:
     return lengths[live >= MIN_LIVE], full[live >= MIN_LIVE]
 
 
-def _memory_ratio(run: Run, cell: str, full_cell: str, lengths: np.ndarray, full: np.ndarray) -> np.ndarray:
-    """Full-cache KV bytes divided by this cell's, per step; the length ratio if bytes per token are unknown."""
-    full_bytes = _kv_bytes(run, full_cell, full)
-    cell_bytes = _kv_bytes(run, cell, lengths)
-    if full_bytes is None or cell_bytes is None:
-        return full / lengths
-    return full_bytes / cell_bytes
-
-
-def _kv_bytes(run: Run, cell: str, lengths: np.ndarray) -> np.ndarray | None:
-    """Return the KV bytes of caches of these lengths; None if bytes per token are unknown."""
+def _kv_bytes(run: Run, cell: str, lengths: np.ndarray) -> np.ndarray:
+    """Return the KV bytes of caches of these lengths, NaN if bytes per token are unknown."""
     sizes = run.provenance.get(cell, {}).get("bytes", {})
-    if not sizes.get("row"):
-        return None
     # Beside the packed rows: the newest rows, which are not packed yet, and layers of a fixed size.
-    return lengths * sizes["row"] + sizes.get("newest", 0) + sizes.get("fixed", 0)
+    return lengths * (sizes.get("row") or np.nan) + sizes.get("newest", 0) + sizes.get("fixed", 0)
 
 
 def _cells_to_draw(cells: pd.DataFrame) -> list[tuple[str, str]]:

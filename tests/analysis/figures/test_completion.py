@@ -132,7 +132,8 @@ def test_policies_that_hold_more_importance_and_score_higher_correlate():
     curves = pd.DataFrame({"policy": ["a", "a", "b"], "eviction": [1, 2, 1], "retained": [0.9, 0.8, 0.4], "texts": 3})
     carried = pd.DataFrame({"tokens": [0, 1.0], "importance": [0, 1.0]})
     figure = retention_figure(curves, table, carried, "answer", title="t")
-    assert [line.get_ydata().tolist() for line in figure.axes[0].lines] == [[0.9, 0.8], [0.4]]
+    # b, the best, and a; c and d evicted nothing.
+    assert [line.get_ydata().tolist() for line in figure.axes[0].lines] == [[0.4], [0.9, 0.8], [], []]
     assert figure.axes[1].get_title() == correlation_text(table)
 
 
