@@ -57,15 +57,12 @@ COMPLETION_DTYPES: dict[str, Any] = {
     "answer": "object",
     "gold": "object",
 }
-STAT_RULES = {
-    **dict.fromkeys(("prefill_seconds", "decode_seconds", "eviction_seconds", "tokens_total"), "sum"),
-    **dict.fromkeys(("kv_bytes_allocated", "kv_bytes_analytic", "cells"), "max"),
-}
+COSTS = ("prefill_seconds", "decode_seconds", "tokens_total", "kv_bytes_allocated", "kv_bytes_analytic", "cells")
 
 # Fields that become numbers; texts and their tokens are not read.
 _Lengths: Any = row_types.view(row_types.Eviction, "step", "length_before", "length_after")
 _Counts = row_types.view(Completion, *COUNTS, "stop_reason", evictions=list[_Lengths])
-_Costs = row_types.view(row_types.DecodeStats, *STAT_RULES)
+_Costs = row_types.view(row_types.DecodeStats, *COSTS)
 _Notify = Callable[[str], None]
 
 
@@ -80,7 +77,8 @@ class Run:
             tokens, evictions are counted, freed_step_sum sums tokens freed times step over them, all missing in a
             server's texts; outcome, correct (0 or 1), answer and gold are missing where there is no grade.
         events: one row per eviction: completion (row number in `completions`), step, freed (tokens).
-        stats: one row per cell that has any; seconds and tokens summed over decoding passes, KV bytes at their peak.
+        stats: one row per cell that has any, by cell_id: KV bytes at their peak, cells decoded together, and tokens per
+            second over all decoding passes.
         settings, provenance: the contents of cell.yaml and provenance.json, by cell_id.
         tasks: the tasks of the sweep, each with its state as seen from outside when the run was read.
         notices: one sentence for each thing that was skipped or looks wrong.
@@ -183,9 +181,8 @@ def refuse_unlike_golds(*runs: Run) -> None:
     tables = []
     for run in runs:
         graded = run.completions[["cell_id", "problem_id", "gold"]].dropna().drop_duplicates()
-        # Ids as plain objects, because the categories of two runs differ.
-        cells = run.cells[["cell_id", "benchmark", "dataset_hash"]].astype({"cell_id": "object"})
-        tables.append(graded.astype({"problem_id": "object"}).merge(cells, on="cell_id"))
+        # As plain objects, because the categories of two runs differ.
+        tables.append(graded.astype("object").merge(run.cells[["cell_id", "benchmark", "dataset_hash"]], on="cell_id"))
     golds_of_cells = pd.concat(tables)
     # Golds such as 070 and 70 are one.
     golds_of_cells["gold"] = golds_of_cells["gold"].map(plain)
@@ -520,11 +517,10 @@ def _in_order_of_run(cells: pd.DataFrame, notify: _Notify) -> pd.DataFrame:
     # Missing for all but baselines: the names after it decide the order of the others.
     ranked = cells.assign(fewer=-cells["completions"].where(is_baseline))
     ordered = in_order(ranked, by=(*ORDER[:3], "fewer", *ORDER[3:]))
-    for _, baselines in ordered.dropna(subset="fewer").groupby("condition", sort=False):
-        cell_ids = list(baselines["cell_id"])
+    for _, cell_ids in ordered.dropna(subset="fewer").groupby("condition", sort=False)["cell_id"]:
         if len(cell_ids) > 1:
-            names = ", ".join(cell_ids)
-            notify(f"Cells {names} are all named full: settings are compared with {cell_ids[0]}.")
+            compared = f"settings are compared with {cell_ids.iloc[0]}"
+            notify(f"Cells {', '.join(cell_ids)} are all named full: {compared}.")
     return ordered.drop(columns="fewer")
 
 
@@ -537,7 +533,7 @@ def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:
             return column
         # Other names follow the known ones, in alphabetical order.
         names = [*known, *sorted(set(column) - set(known))]
-        return column.map({name: place for place, name in enumerate(names)})
+        return column.map(names.index)
 
     return cells.sort_values(list(by), key=ranks, kind="stable", ignore_index=True)
 
@@ -568,11 +564,8 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
                 # This completion's row is the next one of the table.
                 events.extend((len(rows), eviction.step, eviction.length_before - eviction.length_after))
             grade = grades.get(row.key)
-            # Outcome, correct, answer and gold.
-            of_grade: list[Any] = [None] * 4
-            if grade is not None:
-                is_right = float(grade.outcome == "correct")
-                of_grade = [grade.outcome, is_right, grade.answer, grade.gold]
+            # None without a grade.
+            of_grade = [getattr(grade, name, None) for name in ("outcome", "correct", "answer", "gold")]
             rows.append((folder.name, *counts_of(row), *_eviction_sums(row), *of_grade))
     cell_ids = pd.CategoricalDtype([folder.name for folder in folders])
     table = pd.DataFrame(rows, columns=["cell_id", *COMPLETION_DTYPES])
@@ -601,5 +594,9 @@ def _stat_table(directory: Path, cell_ids: Iterable[str], notify: _Notify) -> pd
     """Return the table `stats` of a `Run` from its cells' files."""
     rows = row_dicts(directory, cell_ids, _Costs, on_bad=skipped(notify))
     # As floats, in which a number that a row lacks is NaN.
-    stats = pd.DataFrame(rows, columns=["cell_id", *STAT_RULES]).astype(dict.fromkeys(STAT_RULES, "float64"))
-    return stats.groupby("cell_id", sort=False).agg(STAT_RULES).reset_index()
+    costs = pd.DataFrame(rows, columns=["cell_id", *COSTS]).astype(dict.fromkeys(COSTS, "float64")).groupby("cell_id")
+    sums = costs.sum()
+    seconds = sums["prefill_seconds"] + sums["decode_seconds"]
+    table = costs[["kv_bytes_allocated", "kv_bytes_analytic", "cells"]].max()
+    table["tokens_per_second"] = sums["tokens_total"] / seconds.where(seconds > 0)
+    return table.rename(columns={"cells": "decoded_together"})

@@ -1,6 +1,6 @@
 """Group a run's cells: the grid of each policy, and the settings that several policies share."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from kvsweep.analysis.notation import policy_title
 AXES = ["budget", "keep_ratio", "local_window"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class PolicyGrid:
     """The cells of one policy, budget and variant over keep_ratio and local_window, for all models.
 
@@ -66,15 +66,14 @@ def find_grids(metrics: pd.DataFrame) -> list[PolicyGrid]:
         grids.append(grid)
     several_policies = len({(grid.policy, grid.variant) for grid in grids}) > 1
     several_triggers = len({grid.budget for grid in grids}) > 1
-    labelled = []
     for grid in grids:
         names = []
         if several_policies:
             names.append(policy_title(grid.policy, grid.variant))
         if several_triggers:
             names.append(notation.axes({"budget": grid.budget}))
-        labelled.append(replace(grid, label=", ".join(names)))
-    return labelled
+        grid.label = ", ".join(names)
+    return grids
 
 
 def missing_cells(grid: PolicyGrid) -> pd.DataFrame:
@@ -133,7 +132,10 @@ def shared_settings(metrics: pd.DataFrame) -> list[SharedSetting]:
     settings = []
     for values in points.itertuples(index=False, name=None):
         point = dict(zip(AXES, values, strict=True))
-        if _is_part_of_another(point, points):
+        axes = {axis: value for axis, value in point.items() if not notation.missing(value)}
+        agrees = (points[list(axes)] == pd.Series(axes)).all(axis=1)  # the point with itself too
+        # The picture of another point that agrees on all axes of this one shows this one's policies.
+        if agrees.sum() > 1:
             continue
         at_point = metrics
         for axis, value in point.items():
@@ -144,16 +146,6 @@ def shared_settings(metrics: pd.DataFrame) -> list[SharedSetting]:
             if setting.policies > 1:
                 settings.append(setting)
     return sorted(settings, key=lambda setting: -setting.policies)
-
-
-def _is_part_of_another(point: dict[str, float], points: pd.DataFrame) -> bool:
-    """True if another point agrees on all axes of this one: the other's picture then shows this one's policies.
-
-    `points` has a row per point and a column per axis, NaN on an axis that a point lacks.
-    """
-    axes = {axis: value for axis, value in point.items() if not notation.missing(value)}
-    agrees = (points[list(axes)] == pd.Series(axes)).all(axis=1)  # the point with itself too
-    return int(agrees.sum()) > 1
 
 
 # Beside this package's folder, both in the repository and in an installed wheel.

@@ -41,18 +41,25 @@ def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
         _completion_means(run),
         _kept_of_full(run),
         looping(run),
-        _throughput(run.stats),
+        run.stats,
     ]
     table = run.cells.set_index("cell_id").join(parts).reset_index()
     for column in ("graded", "problems", "diff_problems"):
         table[column] = table[column].fillna(0).astype("int64")
     # The answers of random weights mean nothing and wait for no grade.
     table["ungraded"] = (table["completions"] - table["graded"]).where(~table["random_weights"], 0)
-    return with_bytes(table, run.provenance)
+    # Bytes of a completion (mean over steps, longest, fixed part) and of the weights; missing in older runs.
+    sizes = _sizes(table["cell_id"], run.provenance)
+    return table.assign(
+        kv_bytes_mean=sizes["row"] * table["mean_cache_length"] + sizes["newest"] + sizes["fixed"],
+        kv_bytes_peak=sizes["row"] * table["max_peak_length"] + sizes["newest"] + sizes["fixed"],
+        kv_bytes_fixed=sizes["fixed"],
+        weight_bytes=sizes["weights"],
+    )
 
 
 def cell_scores(run: Run) -> pd.DataFrame:
-    """Return a run's cells with Pass@1, its error and eviction's effect; after rounds also what stopped early.
+    """Return a run's cells with Pass@1, its error and the means of texts; after rounds also what stopped early.
 
     Without rounds neither scipy nor statsmodels is imported.
     """
@@ -61,8 +68,7 @@ def cell_scores(run: Run) -> pd.DataFrame:
     has_rounds = any(record.get("rounds") for record in run.provenance.values())
     if has_rounds:
         scores = scores.join(decide_cells(run.cells, graded, run.provenance)["stopped_early"])
-    effect = _completion_means(run)[["evicted", "mean_length_after", "packed"]]
-    return scores.join(effect).reset_index()
+    return scores.join(_completion_means(run)).reset_index()
 
 
 def model_title(metrics: pd.DataFrame, model: str) -> str:
@@ -128,8 +134,7 @@ def effective_size(table: pd.DataFrame) -> pd.Series:
     score = table["pass_at_1"]
     with np.errstate(divide="ignore", invalid="ignore"):
         size = score * (1 - score) / table["se"] ** 2
-        by_answers = stats.t.ppf(1 - LEVEL / 2, table["graded"] - 1)
-        by_problems = stats.t.ppf(1 - LEVEL / 2, table["problems"] - 1)
+        by_answers, by_problems = stats.t.ppf(1 - LEVEL / 2, table[["graded", "problems"]] - 1).T
         size = size * (by_answers / by_problems) ** 2
     return size.fillna(table["problems"]).clip(lower=table["problems"], upper=table["graded"])
 
@@ -357,17 +362,18 @@ def _completion_means(run: Run) -> pd.DataFrame:
         not_finite=completions["stop_reason"] == "not_finite",
         # Missing in a server's texts.
         evicted=(completions["evictions"] > 0).where(completions["evictions"].notna()).astype("float64"),
+        mean_tokens=completions["num_tokens"],
+        mean_thinking_tokens=completions["thinking_tokens"],
+        mean_peak_length=completions["peak_length"],
+        mean_evictions=completions["evictions"],
         # The last token is drawn but never enters the cache.
         full_length=completions["prompt_tokens"] + completions["num_tokens"] - 1 + fixed_rows,
         own_length=completions["peak_length"] + fixed_rows,
     ).join(cache_rows(completions))
     of_cell = rows.groupby("cell_id", observed=True)
-    # The mean of num_tokens gets another name, and the prompt's says nothing.
-    counts = ["thinking_tokens", "peak_length", "evictions"]
-    columns = ["hit_limit", "not_finite", "num_tokens", *counts, "evicted", "packed", "full_length", "own_length"]
-    table = of_cell[columns].mean()
-    table = table.rename(columns={"num_tokens": "mean_tokens", **{name: f"mean_{name}" for name in counts}})
-    # As in cells.csv behind hit_limit, not_finite, mean_tokens, mean_thinking_tokens and mean_peak_length.
+    columns = ["hit_limit", "not_finite", "mean_tokens", "mean_thinking_tokens", "mean_peak_length", "mean_evictions"]
+    table = of_cell[[*columns, "evicted", "packed", "full_length", "own_length"]].mean()
+    # As in cells.csv behind mean_peak_length.
     table.insert(5, "max_peak_length", of_cell["peak_length"].max())
     # A text that ends not finite has all its tokens in the cache, one more than `full_length` counts.
     table["kept_memory_own"] = (table.pop("own_length") / table.pop("full_length")).clip(upper=1.0)
@@ -382,25 +388,6 @@ def _completion_means(run: Run) -> pd.DataFrame:
     table["mean_cache_length"] = sums["held"] / sums["num_tokens"]
     table["kept_rows_own"] = sums["held"] / sums["full"]
     return table
-
-
-def _throughput(stats: pd.DataFrame) -> pd.DataFrame:
-    """Return KV bytes, cells decoded together and tokens per second by cell_id, from `Run.stats`."""
-    by_cell = stats.set_index("cell_id")
-    seconds = by_cell["prefill_seconds"] + by_cell["decode_seconds"]
-    table = by_cell[["kv_bytes_allocated", "kv_bytes_analytic"]].assign(decoded_together=by_cell["cells"])
-    return table.assign(tokens_per_second=by_cell["tokens_total"] / seconds.where(seconds > 0))
-
-
-def with_bytes(cells: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd.DataFrame:
-    """Add bytes of a completion (mean over steps, longest, fixed part) and of the weights; missing in older runs."""
-    sizes = _sizes(cells["cell_id"], provenance)
-    return cells.assign(
-        kv_bytes_mean=sizes["row"] * cells["mean_cache_length"] + sizes["newest"] + sizes["fixed"],
-        kv_bytes_peak=sizes["row"] * cells["max_peak_length"] + sizes["newest"] + sizes["fixed"],
-        kv_bytes_fixed=sizes["fixed"],
-        weight_bytes=sizes["weights"],
-    )
 
 
 def _sizes(cell_ids: "pd.Series[str]", provenance: dict[str, dict[str, Any]]) -> pd.DataFrame:

@@ -224,7 +224,7 @@ def best_setting(cells: pd.DataFrame) -> pd.Series:
         return recommendable.sort_values("kept_memory", kind="stable").iloc[0]
     best_label = min(cells["decision"], key=LABELS.index)
     of_label = cells[cells["decision"] == best_label]
-    return of_label.sort_values("diff_to_full", ascending=False, kind="stable").iloc[0]
+    return cells.loc[of_label["diff_to_full"].idxmax()]
 
 
 def _signed(difference: float) -> str:
