@@ -377,7 +377,7 @@ def judged(
             # The difference to a cache that solves nothing: problems have the weights that they have in the decision.
             accuracy=noninferiority.paired_test(graded, np.zeros_like(full), groups=groups).difference,
             shows_nothing=shows_nothing,
-            to_decide=_to_decide(test, cell, full, margin, shows_nothing) if unclear else "",
+            to_decide=_to_decide(test, margin, shows_nothing) if unclear else "",
             texts=_texts_that_differ(answers[baseline], answers[name]),
             # `paired` leaves out draws that few problems have.
             unused=np.isfinite(cell - full).sum() - np.isfinite(test.pairs).sum(),
@@ -397,14 +397,14 @@ def _test(cell: Floats, full: Floats, share: float, groups: Groups) -> PairedTes
     return test
 
 
-def _to_decide(test: PairedTest, cell: Floats, full: Floats, margin: float, shows_nothing: bool) -> str:
+def _to_decide(test: PairedTest, margin: float, shows_nothing: bool) -> str:
     """How many draws, problems or groups would show that a setting is safe, if it equals the baseline."""
     if test.population == "these":
-        draws = noninferiority.draws_to_hold(cell, full, margin=margin)
+        draws = test.draws_to_hold(margin)
         # As in a report: many draws of problems that are too few to show anything are no plan.
-        if not shows_nothing or draws <= len(cell):
+        if not shows_nothing or draws <= len(test.pairs):
             return f"{draws:,} draws"
-    needed = noninferiority.problems_to_hold(cell, full, margin=margin, groups=test.groups)
+    needed = test.problems_to_hold(margin)
     return f"{needed:,} {'problems' if test.groups is None else 'groups'}"
 
 

@@ -181,14 +181,16 @@ def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, groups: Gro
     if plan.rounds and noninferiority.complete(cell, draws) and noninferiority.complete(full, draws):
         cell = cell[:, :draws]
         full = full[:, :draws]
-    like_these = decision
-    # A decision about problems like these has their interval. Else it is computed here, for this cell alone.
+    # Also of a decision about these problems: the interval for problems like these, for this cell alone.
+    test = noninferiority.paired_test(cell, full, "like_these", groups=groups)
+    diff_low, diff_high = decision.low, decision.high
     if plan.population == "these":
-        like_these = noninferiority.decide(cell, full, margin=plan.margin, population="like_these", looks=looks)
+        diff_low = test.lower_end(level)
+        diff_high = -test.opposite.lower_end(level)
     draws_to_hold, problems_to_hold = math.nan, math.nan
     if noninferiority.can_lose(full, plan.margin):
-        draws_to_hold = noninferiority.draws_to_hold(cell, full, margin=plan.margin, level=level)
-        problems_to_hold = noninferiority.problems_to_hold(cell, full, margin=plan.margin, level=level, groups=groups)
+        draws_to_hold = test.draws_to_hold(plan.margin, level)
+        problems_to_hold = test.problems_to_hold(plan.margin, level)
     return {
         "margin": plan.margin,
         "rounds": " ".join(map(str, plan.rounds)),
@@ -197,8 +199,8 @@ def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, groups: Gro
         "these_high": decision.high,
         "p_holds": decision.p_holds,
         "p_loses": decision.p_loses,
-        "diff_low": like_these.low,
-        "diff_high": like_these.high,
+        "diff_low": diff_low,
+        "diff_high": diff_high,
         "draws_to_hold": draws_to_hold,
         "problems_to_hold": problems_to_hold,
         "population": plan.population if groups is None else "groups",

@@ -70,13 +70,6 @@ class Decision:
     draws: int  # draws per problem behind the decision; a problem may have fewer
 
 
-def decide(
-    cell: Floats, full: Floats, *, margin: float = MARGIN, population: Population = "these", looks: int = 1
-) -> Decision:
-    """Decide about one cell, by the rules of `decide_tests`."""
-    return decide_grid({"cell": cell}, full, margin=margin, population=population, looks=looks)["cell"]
-
-
 def decide_grid(
     cells: Mapping[Id, Floats],
     full: Floats,
@@ -87,7 +80,7 @@ def decide_grid(
     looks: int = 1,
     groups: Groups = None,
 ) -> dict[Id, Decision]:
-    """Decide about the cells of a grid."""
+    """Decide about the cells of a grid by the rules of `decide_tests`."""
     tests = {name: paired_test(cell, full, population, groups=groups) for name, cell in cells.items()}
     losable = can_lose(full, margin)
     return decide_tests(tests, losable, margin=margin, family=family, looks=looks)
@@ -231,30 +224,6 @@ def pairs_to_hold(differ: float, *, margin: float, level: float) -> float:
     return (errors / margin) ** 2
 
 
-def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
-    """Return the draws per problem that make a lossless cell safe with 90% chance, for `these` problems."""
-    pairs = paired(cell, full)
-    # At least one answer, because none in so few does not show that none ever differs.
-    differing = max(1.0, float(np.nansum(np.abs(pairs))))
-    share = differing / np.isfinite(pairs).sum()
-    needed = pairs_to_hold(share, margin=margin, level=level)
-    return max(1, math.ceil(needed / len(pairs)))
-
-
-def problems_to_hold(
-    cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL, groups: Groups = None
-) -> int:
-    """Return the problems `like_these` for the cell of `draws_to_hold`, with as many draws each as `cell` has.
-
-    With `groups` these are groups.
-    """
-    means = paired_test(cell, full, groups=groups).means
-    variance = 1 / len(means) ** 2  # the least: equal means of a few problems may be luck
-    if len(means) > 1:
-        variance = max(variance, float(means.var(ddof=1)))
-    return max(2, math.ceil(pairs_to_hold(variance, margin=margin, level=level)))
-
-
 def can_lose(full: Floats, margin: float) -> bool:
     """True if the full cache solves more than the margin; else even a cell that solves nothing would be safe."""
     return bool(np.nansum(full) > margin * np.isfinite(full).sum())
@@ -337,6 +306,25 @@ class PairedTest:
             return math.log(max(self.p_above(value), level**2) / level)
 
         return optimize.brentq(height, self.difference, -1.0, xtol=1e-9)
+
+    def draws_to_hold(self, margin: float, level: float = LEVEL) -> int:
+        """The draws per problem that make a lossless cell safe with 90% chance, for `these` problems."""
+        # At least one answer, because none in so few does not show that none ever differs.
+        differing = max(1.0, float(np.nansum(np.abs(self.pairs))))
+        share = differing / np.isfinite(self.pairs).sum()
+        needed = pairs_to_hold(share, margin=margin, level=level)
+        return max(1, math.ceil(needed / len(self.pairs)))
+
+    def problems_to_hold(self, margin: float, level: float = LEVEL) -> int:
+        """The problems `like_these` for the cell of `draws_to_hold`, with as many draws each as here.
+
+        With `groups` these are groups.
+        """
+        means = self.means
+        variance = 1 / len(means) ** 2  # the least: equal means of a few problems may be luck
+        if len(means) > 1:
+            variance = max(variance, float(means.var(ddof=1)))
+        return max(2, math.ceil(pairs_to_hold(variance, margin=margin, level=level)))
 
 
 def paired_test(

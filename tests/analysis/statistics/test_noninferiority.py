@@ -14,17 +14,18 @@ from statsmodels.stats.multitest import multipletests
 from kvsweep.analysis.statistics.noninferiority import (
     PairedTest,
     Population,
-    decide,
     decide_grid,
     decide_rounds,
-    draws_to_hold,
     hold_in_search,
     paired_test,
     power,
-    problems_to_hold,
 )
 
 POPULATIONS: tuple[Population, ...] = ("these", "like_these")
+
+
+def decide(cell, full, **options):
+    return decide_grid({"cell": cell}, full, **options)["cell"]
 
 
 def paired(won: int, lost: int, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -75,9 +76,8 @@ def test_scattered_losses_alone_are_held_against_the_poisson_distribution(lost):
     full = np.ones((400, 5))
     cell = full.copy()
     cell[:lost, 0] = 0
-    low = decide(cell, full).low
     exact = stats.gamma.ppf(0.975, lost + 1) / 2000
-    assert -low == pytest.approx(exact, rel=1e-6)
+    assert -decide(cell, full).low == pytest.approx(exact, rel=1e-6)
 
 
 def test_losses_in_few_problems_are_no_proof_that_little_is_lost():
@@ -99,8 +99,9 @@ def test_one_lucky_problem_is_no_proof_of_a_loss():
     full = np.ones((100, 2))
     cell = full.copy()
     cell[0] = 0
-    assert decide(cell, full).label == "safe"
-    assert decide(cell, full).p_loses > 0.125
+    found = decide(cell, full)
+    assert found.label == "safe"
+    assert found.p_loses > 0.125
 
 
 RANK = {"worse": 0, "unclear": 1, "small loss": 2, "safe": 3}
@@ -167,8 +168,8 @@ def test_answers_that_never_differ_have_an_interval(value, shape, population):
 def test_nothing_is_safe_beside_a_full_cache_that_has_less_than_the_margin_to_lose(population):
     full = np.zeros((200, 8))
     full[:10] = 1  # 5% of the answers, all of which the cell loses
-    for margin, label in ((0.05, "worse"), (0.06, "worse"), (0.049, "worse"), (0.2, "worse")):
-        assert decide(np.zeros_like(full), full, margin=margin, population=population).label == label
+    for margin in (0.05, 0.06, 0.049, 0.2):
+        assert decide(np.zeros_like(full), full, margin=margin, population=population).label == "worse"
     for margin, label in ((0.04, "safe"), (0.05, "unclear"), (0.06, "unclear"), (0.5, "unclear")):
         found = decide(full, full, margin=margin, population=population)
         assert (found.label, found.p_holds <= 0.025) == (label, label == "safe")
@@ -319,7 +320,7 @@ def test_a_cell_at_the_margin_seldom_holds_and_the_intervals_cover():
     assert sum(holds)
     for draws in (2, 8):
         tables = lost_wholly(rng, draws)
-        wrong = [decide(*table).low > -0.05 for table, _ in zip(tables, range(250), strict=False)]
+        wrong = [decide(*next(tables)).low > -0.05 for _ in range(250)]
         assert np.mean(wrong) <= 0.04
 
 
@@ -341,25 +342,24 @@ def test_as_many_draws_or_problems_as_planned_show_that_equal_cells_hold():
     planned, by_draws, by_problems = [], [], []
     for _ in range(120):
         full, cell = answers(rng, 60, 4, 1, 0.0)
-        draws, problems = draws_to_hold(cell, full), problems_to_hold(cell, full)
-        planned.append((draws, problems))
-        full, cell = answers(rng, 60, draws, 1, 0.0)
+        test = paired_test(cell, full)
+        planned.append(test.draws_to_hold(0.05))
+        full, cell = answers(rng, 60, planned[-1], 1, 0.0)
         by_draws.append(decide(cell, full).label)
-        full, cell = answers(rng, problems, 4, 1, 0.0)
+        full, cell = answers(rng, test.problems_to_hold(0.05), 4, 1, 0.0)
         by_problems.append(decide(cell, full, population="like_these").label)
     assert by_draws.count("safe") >= 0.88 * 120
     assert by_problems.count("safe") >= 0.88 * 120
     # Half as many would not do, so the plan is no waste.
-    draws = int(np.median(planned, axis=0)[0]) // 2
+    draws = int(np.median(planned)) // 2
     labels = [decide(*answers(rng, 60, draws, 1, 0.0)[::-1]).label for _ in range(120)]
     assert labels.count("safe") < 0.88 * 120
 
 
 def test_fewer_equal_problems_promise_less():
     """Without a difference 1 of n^2 is taken to differ, so that a single problem is the most careful plan."""
-    plans = [problems_to_hold(*np.ones((2, problems, 4))) for problems in (1, 2, 10)]
-    assert plans == sorted(plans, reverse=True)
-    assert len({*plans}) == 3
+    plans = [paired_test(*np.ones((2, problems, 4))).problems_to_hold(0.05) for problems in (1, 2, 10)]
+    assert plans == sorted({*plans}, reverse=True)
 
 
 def test_rounds_depend_on_the_rows_of_the_rounds_alone():
