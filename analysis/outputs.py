@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,12 +102,6 @@ def _of_rows(row: Row, graded: bool) -> Iterator[Row]:
     yield row
 
 
-def _of_kvsweep(row: Row, graded: bool) -> Iterator[Row]:
-    if row.get("outcome") == "grader_timeout":
-        row = {**row, "error": "grader_timeout"}
-    yield row
-
-
 def _of_lighteval(row: Row, graded: bool) -> Iterator[Row]:
     """The samples of one problem, which have one metric together."""
     doc = row["doc"]
@@ -133,8 +126,9 @@ def _of_inspect_ai(row: Row, graded: bool) -> Iterator[Row]:
     text = _object(choice.get("message")).get("content")
     thinking = None
     if isinstance(text, list):
-        thinking = "\n".join(_parts(text, "reasoning"))
-        text = "".join(_parts(text, "text")) or None
+        parts = [*map(_object, text)]
+        thinking = "\n".join(str(part["reasoning"]) for part in parts if part.get("reasoning"))
+        text = "".join(str(part["text"]) for part in parts if part.get("text")) or None
     answer = {**row, "text": text, "reasoning_content": thinking}
     answer["stop_reason"] = row.get("stop_reason") or choice.get("stop_reason")
     epoch = row.get("epoch")
@@ -142,16 +136,6 @@ def _of_inspect_ai(row: Row, graded: bool) -> Iterator[Row]:
         # `epoch` is emptied, because it would be read as the draw too.
         answer |= {"epoch": None, "draw": epoch - 1}
     yield answer
-
-
-def _parts(content: Sequence[Any], name: str) -> list[str]:
-    """What the parts of a message have under a name."""
-    parts = []
-    for part in content:
-        value = _object(part).get(name)
-        if value:
-            parts.append(str(value))
-    return parts
 
 
 def _of_llama_eval(row: Row, graded: bool) -> Iterator[Row]:
@@ -175,7 +159,7 @@ def _of_lm_eval(row: Row, graded: bool) -> Iterator[Row]:
         yield {"text": [*texts, None][0], **row}
         return
     # The metrics grade one of these texts, so the others would get its grade.
-    metrics = {*_GRADES, "metrics", *_metrics(row.get("metrics"))}
+    metrics = {*_GRADES, "metrics", *_metrics(row)}
     ungraded = {name: value for name, value in row.items() if name not in metrics}
     for draw, text in enumerate(texts):
         yield {**ungraded, "draw": draw, "text": text}
@@ -192,20 +176,27 @@ class Format(NamedTuple):
     question: Collection[str]  # none: all columns that are no part of the answer
 
 
-FORMATS = {
-    "lighteval": Format({"doc": dict, "model_response": dict, "metric": dict}, _of_lighteval, ("prompt", "gold")),
-    "inspect_ai": Format({"output": dict}, _of_inspect_ai, ("input", "target", "choices")),
-    "llama-eval": Format({"grader_log": dict, "task_id": str}, _of_llama_eval, ("prompt", "gold")),
-    "sgl-eval, NeMo-Skills": Format({"symbolic_correct": bool}, _of_rows, ("expected_answer", "problem")),
-    "lm-evaluation-harness": Format({"resps": list}, _of_lm_eval, ("doc", "target", "prompt_hash")),
-    "kvsweep": Format({"schema": int}, _of_kvsweep, ("gold",)),
-    "rows": Format({}, _of_rows, ()),
-}
+FORMATS = (
+    # lighteval
+    Format({"doc": dict, "model_response": dict, "metric": dict}, _of_lighteval, ("prompt", "gold")),
+    # inspect_ai
+    Format({"output": dict}, _of_inspect_ai, ("input", "target", "choices")),
+    # llama-eval
+    Format({"grader_log": dict, "task_id": str}, _of_llama_eval, ("prompt", "gold")),
+    # sgl-eval, NeMo-Skills
+    Format({"symbolic_correct": bool}, _of_rows, ("expected_answer", "problem")),
+    # lm-evaluation-harness
+    Format({"resps": list}, _of_lm_eval, ("doc", "target", "prompt_hash")),
+    # kvsweep
+    Format({"schema": int}, _of_rows, ("gold",)),
+    # Any other rows.
+    Format({}, _of_rows, ()),
+)
 
 
 def _format_of(row: Row) -> Format:
     """The first format whose fields the row has; the last one has none."""
-    for program in FORMATS.values():
+    for program in FORMATS:
         has_marks = all(isinstance(row.get(name), kind) for name, kind in program.marks.items())
         if has_marks:
             break
@@ -224,15 +215,19 @@ def _object(value: Any) -> Row:
     return {}
 
 
-def _metrics(names: Any) -> list[str]:
-    return [name for name in _list(names) if isinstance(name, str)]
+def _metrics(row: Row) -> list[str]:
+    """The names of the columns that lm_eval's row has for its metrics."""
+    return [name for name in _list(row.get("metrics")) if isinstance(name, str)]
 
 
 # --- files ---------------------------------------------------------------------------------------------------
 
 
-def read_outputs(paths: Sequence[Path], reading: Reading) -> Outputs:
-    """Read a setting's files and folders. What cannot be understood, or stands twice, raises a UserError."""
+def read_outputs(paths: Sequence[Path], reading: Reading, most: int = MOST_ROWS) -> Outputs:
+    """Read a setting's files and folders, at most so many rows of each file.
+
+    What cannot be understood, or stands twice, raises a UserError.
+    """
     files = list[Path]()
     for path in paths:
         files += _outputs_in(path, reading) if path.is_dir() else [path]
@@ -243,51 +238,21 @@ def read_outputs(paths: Sequence[Path], reading: Reading) -> Outputs:
     # The names do not count if there is one file, or if they do not give each another draw.
     if len(files) == 1 or len({*draws}) < len(files):
         draws = [*range(len(files))]
-    return _read(files, draws, reading)
-
-
-def _outputs_in(folder: Path, reading: Reading) -> list[Path]:
-    """The one file of outputs below a folder, or its files of one draw each."""
-    files = sorted(path for path in folder.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
-    repeats = [path for path in files if _REPEAT.search(path.stem)]
-    names = {path.name for path in repeats}
-    # A name that stands in two folders shows that they are of two settings.
-    if repeats and len(names) == len(repeats):
-        return repeats
-    outputs = repeats or [path for path in files if _begins_with_outputs(path, reading)]
-    # NeMo Evaluator writes each answer into three files, of which this one is read.
-    results = [path for path in outputs if path.name == "results.jsonl"]
-    if len(results) == 1:
-        return results
-    if len(outputs) != 1:
-        shown = ": " + ", ".join(map(str, outputs[:4])) if outputs else ""
-        raise UserError(
-            f"{folder} has {len(outputs)} files of outputs{shown}: name a file, or a folder with one setting's files."
-        )
-    return outputs
-
-
-def _begins_with_outputs(path: Path, reading: Reading) -> bool:
-    with suppress(UserError):
-        # The first row need not be one that `where` takes.
-        _read([path], [0], replace(reading, where={}), most=1)
-        return True
-    return False
-
-
-def _read(files: Sequence[Path], draws: Sequence[int], reading: Reading, most: int = MOST_ROWS) -> Outputs:
-    """The outputs of some files, each with the draw of its rows that name none; at most so many rows of each."""
     rows = []
     origins = []  # of each row: its place in a file, the draw if it names none, the sign of a failure
-    formats = []
+    scores = dict[str, None]()  # the names of scores and metrics, each once and in their order
+    program = FORMATS[-1]
     for file, draw in zip(files, draws, strict=True):
         file_rows = itertools.islice(rows_of_file(file, keys=_KEYS), most)
         for number, (place, values) in enumerate(file_rows):
             # A file's first row decides its format.
             if number == 0:
-                formats.append(_format_of(values))
-            for row in formats[-1].read(values, reading.graded):
-                rows.append(row)
+                program = _format_of(values)
+            for row in program.read(values, reading.graded):
+                # A row's own columns come before scores of their names.
+                row_scores = {visible(name): value for name, value in _object(row.get("scores")).items()}
+                scores |= dict.fromkeys([*row_scores, *_metrics(row)])
+                rows.append({**row_scores, **row})
                 origins.append((place, draw, _failure(row, reading.ignored)))
     names = " and ".join(map(str, files))
     if len(rows) >= MOST_ROWS:
@@ -295,9 +260,35 @@ def _read(files: Sequence[Path], draws: Sequence[int], reading: Reading, most: i
     table = pd.DataFrame(rows, dtype=object)
     answers = pd.DataFrame(origins, columns=["place", "draw", "sign"], dtype=object)
     try:
-        return _outputs(files, table, answers, formats, reading)
+        return _outputs(files, table, answers, scores, program.question, reading)
     except _Refusal as refusal:
         raise UserError(f"{names} {refusal}.") from None
+
+
+def _outputs_in(folder: Path, reading: Reading) -> list[Path]:
+    """The one file of outputs below a folder, or its files of one draw each."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
+    repeats = [path for path in files if _REPEAT.search(path.stem)]
+    outputs = repeats or [path for path in files if _begins_with_outputs(path, reading)]
+    # NeMo Evaluator writes each answer into three files, of which this one is read.
+    results = [path for path in outputs if path.name == "results.jsonl"]
+    if len(results) == 1:
+        return results
+    # A name that stands in two folders shows that they are of two settings.
+    names = {path.name for path in repeats}
+    if len(outputs) != max(1, len(names)):
+        shown = ", ".join(map(str, outputs[:4])) or "none"
+        hint = "name a file, or a folder with one setting's files"
+        raise UserError(f"{folder} has {len(outputs)} files of outputs: {hint} ({shown}).")
+    return outputs
+
+
+def _begins_with_outputs(path: Path, reading: Reading) -> bool:
+    with suppress(UserError):
+        # The first row need not be one that `where` takes.
+        read_outputs([path], replace(reading, where={}), most=1)
+        return True
+    return False
 
 
 class _Refusal(Exception):
@@ -308,9 +299,17 @@ class _Refusal(Exception):
 
 
 def _outputs(
-    files: Sequence[Path], table: pd.DataFrame, answers: pd.DataFrame, formats: Sequence[Format], reading: Reading
+    files: Sequence[Path],
+    table: pd.DataFrame,
+    answers: pd.DataFrame,
+    scores: Collection[str],
+    of_question: Collection[str],
+    reading: Reading,
 ) -> Outputs:
-    """Give each column of `table` its meaning; `answers` has the place, draw and sign of each of its rows."""
+    """Give each column of `table` its meaning; `answers` has the place, draw and sign of each of its rows.
+
+    `scores` are the names of scores, `of_question` those of the question's columns if the program's are known.
+    """
     rows = table
     for name, values in reading.where.items():
         rows = rows[each(_column(rows, name), str).isin([*values])]
@@ -328,9 +327,7 @@ def _outputs(
     # A row's `prompt` and `input` may be two parts of its question, so they need not agree as `_meaning` demands.
     prompt = reading.columns.get("prompt")
     answers["prompt"] = _first(rows, PROMPT) if prompt is None else _column(rows, prompt)
-    # The names of metrics that any row lists, each once and in their order.
-    metrics = dict.fromkeys(itertools.chain(*map(_metrics, _first(rows, ["metrics"]))))
-    answers["correct"], grade, score = _grades(rows, answers, metrics, reading)
+    answers["correct"], grade, score = _grades(rows, answers, scores, reading)
     # Endings and empty texts are signs too, beside the fields that `_failure` has read.
     answers["sign"] = _signs(answers)
     answers.loc[answers["sign"].notna(), "correct"] = float("nan")
@@ -339,12 +336,11 @@ def _outputs(
         answers[name] = answers[name].astype(object).where(answers[name].notna(), None)
     if reading.group is not None:
         answers["group"] = each(_column(rows, reading.group), str)
-    no_question = {*_OF_ANSWER, *metrics, *reading.where, *reading.columns.values(), reading.correct, reading.group}
+    no_question = {*_OF_ANSWER, *scores, *reading.where, *reading.columns.values(), reading.correct, reading.group}
     _refuse_repeated(rows, answers, no_question)
     questions = rows.drop(columns=[*no_question], errors="ignore")
-    # Where each program's columns of the question are known, no other describes it.
-    if all(program.question for program in formats):
-        of_question = itertools.chain(*(program.question for program in formats))
+    # Where a program's columns of the question are known, no other describes it.
+    if of_question:
         questions = questions[questions.columns.intersection([*of_question])]
     questions = questions.assign(gold=answers["gold"], prompt=answers["prompt"])
     questions["prompt_hash"] = _meaning("prompt_hash", rows, reading)
@@ -372,11 +368,9 @@ def _column(rows: pd.DataFrame, name: str) -> Column:
 
 def _first(rows: pd.DataFrame, names: Sequence[str]) -> Column:
     """The first value that each row has under these names, or none."""
-    column = pd.Series(None, index=rows.index, dtype=object)
-    for name in names:
-        if name in rows:
-            column = column.where(column.notna(), rows[name])
-    return column.where(column.notna(), None)
+    # The last column, which no file has, is empty.
+    filled = rows.reindex(columns=[*names, None]).bfill(axis=1).iloc[:, 0]
+    return filled.astype(object).where(filled.notna(), None)
 
 
 def _meaning(
@@ -385,10 +379,12 @@ def _meaning(
     reading: Reading,
     fits: Callable[[Column], bool] = lambda column: True,
     read: Callable[[Any], Any] = plain,
+    otherwise: Sequence[str] = (),
 ) -> Column:
     """The column that was named for a meaning, or those of the usual names whose values fit it and are the same.
 
-    Values are the same if `read` makes them equal. No value is known where no column fits.
+    Values are the same if `read` makes them equal. Where no column fits, the first values that stand `otherwise`, or
+    none.
     """
     if meaning in reading.columns:
         return _column(rows, reading.columns[meaning])
@@ -405,7 +401,7 @@ def _meaning(
                 f"has {first_name} and {name}, which differ, and each may be the {meaning}: name it by --column "
                 f"{meaning}=NAME"
             )
-    return _first(rows, fitting)
+    return _first(rows, fitting or otherwise)
 
 
 def _problems(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Column:
@@ -415,10 +411,8 @@ def _problems(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Co
         # More than three words are no id but the question.
         return all(0 < len(_id(value).split()) < 4 for value in column)
 
-    column = _meaning("id", rows, reading, has_ids)
-    if column.isna().all():
-        # No column has ids alone: the question itself may be the id.
-        column = _first(rows, _NAMES["id"])
+    # Where no column has ids alone, the question itself may be the id.
+    column = _meaning("id", rows, reading, has_ids, otherwise=_NAMES["id"])
     problems = each(column, _id)
     for row, problem in problems.items():
         if not problem or not is_text(problem):
@@ -466,38 +460,33 @@ def _are_draws(column: Column, problems: Column) -> bool:
     if numbers.isna().any():
         return False
     # Draws of one problem cannot repeat over problems.
-    if problems.nunique() == 1:
-        return True
-    problems_of_number = problems[numbers.index].groupby(numbers).nunique()
-    return problems_of_number.max() > 1
+    return problems.nunique() == 1 or problems[numbers.index].groupby(numbers).nunique().max() > 1
 
 
 def _endings(rows: pd.DataFrame, reading: Reading) -> Column:
     """How each text ended, by the column whose words say so; a word that is unknown stays."""
-    column = _meaning("stop_reason", rows, reading, lambda column: any(map(ending, column)), ending)
-    if column.isna().all():
-        # No column has a known word: the words stay as they are.
-        column = _first(rows, _NAMES["stop_reason"])
+
+    def has_endings(column: Column) -> bool:
+        return any(map(ending, column))
 
     def read(reason: Any) -> Any:
         if not reason:
             return reason
         return ending(reason) or visible(str(reason))[:40]
 
+    column = _meaning("stop_reason", rows, reading, has_endings, ending, otherwise=_NAMES["stop_reason"])
     return each(column, read)
 
 
 def _texts(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Column:
     """The texts, with the thinking in front that a server has split off."""
-    # Usual columns with a text in some row.
+
+    def varies(name: str) -> bool:
+        return each(rows[name], str).groupby(answers["problem_id"]).nunique().max() > 1
+
+    # Usual columns with a text in some row. A question has one text in all draws of its problem.
     names = [name for name in _NAMES["text"] if name in rows and str in {*map(type, rows[name])}]
-    if len(names) > 1:
-        varying = []
-        for name in names:
-            texts_of_problem = each(rows[name], str).groupby(answers["problem_id"]).nunique()
-            if texts_of_problem.max() > 1:  # A question has one text in all draws of its problem.
-                varying.append(name)
-        names = varying or names
+    names = [*filter(varies, names)] or names
     texts = _meaning("text", rows, reading, lambda column: column.name in names, str)
     texts = each(texts, lambda text: text if isinstance(text, str) else None)
     for row, thought in _first(rows, ["reasoning_content"]).items():
@@ -508,30 +497,27 @@ def _texts(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Colum
 
 
 def _grades(
-    rows: pd.DataFrame, answers: pd.DataFrame, metrics: Collection[str], reading: Reading
+    rows: pd.DataFrame, answers: pd.DataFrame, scores: Collection[str], reading: Reading
 ) -> tuple[Column, str | None, str | None]:
     """Return each row's grade (1, 0 or NaN), the name of the column that has it, and its name as a score.
 
     The column is the one that --correct names. Else all scores and usual columns that fit must have the same grades.
     """
-    scores = _scores(rows)
-    for name in metrics:
-        if name in rows:
-            scores[name] = rows[name]
-    # Columns by name, as a data frame unpacks; a score has precedence over a column of its name.
-    columns = {**rows, **scores}
     names = [*scores, *_GRADES] if reading.correct is None else [reading.correct]
     fitting = {}
-    unfitting = {}
+    faults = []  # of columns with a word that is no grade
     for name in names:
-        if name in columns:
-            # The grade of a failed request does not count.
-            grades = each(columns[name].where(answers["sign"].isna()), _grade)
-            # A text is what `_grade` has not understood.
-            if str in {*map(type, grades)}:
-                unfitting[name] = grades
-            else:
-                fitting[name] = grades.astype(float)
+        # Rows that `where` leaves out may have other scores.
+        if name not in rows or (name in scores and rows[name].isna().all()):
+            continue
+        # The grade of a failed request does not count.
+        grades = each(rows[name].where(answers["sign"].isna()), _grade)
+        words = grades[grades.map(type).eq(str)]  # what `_grade` has not understood
+        if words.empty:
+            fitting[name] = grades.astype(float)
+        else:
+            wrong = f"{visible(name)}={visible(words.iloc[0]):.40} in {answers['place'][words.index[0]]}"
+            faults.append(f"has {wrong}, which is neither right nor wrong: write 1 or 0, or give --grades ours")
     grade = next(iter(fitting), None)
     # `equals` takes a missing grade, which is NaN, for the same as another.
     if grade is None or not all(map(fitting[grade].equals, fitting.values())):
@@ -539,34 +525,14 @@ def _grades(
         all_failed = answers["sign"].notna().all()
         if needs_no_grade or all_failed:
             return pd.Series(float("nan"), index=rows.index), None, None
-        raise _Refusal(_grade_fault(rows, answers, fitting, unfitting))
+        hint = "name one with --correct NAME (1 right, 0 wrong), or give --grades ours"
+        if fitting:
+            raise _Refusal(f"has the grades {', '.join(map(visible, fitting))}, which differ: {hint}")
+        raise _Refusal([*faults, f"has no grade: {hint}; it has {visible(', '.join(map(str, rows))):.200}"][0])
     # The name of a filter that does nothing is "none".
     filters = sorted({*map(str, _first(rows, ["filter"]).dropna())} - {"none"})
     score_parts = [grade, *filters] if grade in scores else filters
     return fitting[grade], grade, " ".join(score_parts) or None
-
-
-def _grade_fault(
-    rows: pd.DataFrame, answers: pd.DataFrame, fitting: Collection[str], unfitting: Mapping[str, Column]
-) -> str:
-    """What is wrong with the grades: several that fit differ, the first has a word that is no grade, or none exists."""
-    hint = "name one with --correct NAME (1 right, 0 wrong), or give --grades ours"
-    if fitting:
-        return f"has the grades {', '.join(map(visible, fitting))}, which differ: {hint}"
-    for name, grades in unfitting.items():
-        row = grades.map(type).eq(str).idxmax()  # the first with such a word
-        wrong = f"{visible(name)}={visible(grades[row]):.40} in {answers['place'][row]}"
-        return f"has {wrong}, which is neither right nor wrong: write 1 or 0, or give --grades ours"
-    return f"has no grade: {hint}; it has {visible(', '.join(map(str, rows))):.200}"
-
-
-def _scores(rows: pd.DataFrame) -> dict[str, Column]:
-    """A column of each score that rows name, as inspect_ai and lighteval write them."""
-    objects = each(_first(rows, ["scores"]), _object)
-    scores = {}
-    for name in dict.fromkeys(itertools.chain(*objects)):  # a name, too, may have half a character
-        scores[name] = each(objects, methodcaller("get", name))
-    return scores
 
 
 def _grade(value: Any) -> float | str | None:
@@ -580,8 +546,8 @@ def _grade(value: Any) -> float | str | None:
 
 def _signs(answers: pd.DataFrame) -> Column:
     """By what each row says that no answer is known; none where it says nothing."""
-    endings = answers["ending"].where(answers["ending"].isin(_FAILED_ENDS))
-    signs = answers["sign"].where(answers["sign"].notna(), endings)
+    failed_ends = answers["ending"].where(answers["ending"].isin(_FAILED_ENDS))
+    signs = answers["sign"].fillna(failed_ends)
     if answers["text"].notna().any():
         # The thinking may have taken all tokens.
         empty = each(answers["text"], lambda text: not (text or "").strip()) & answers["ending"].ne("length")
@@ -591,6 +557,8 @@ def _signs(answers: pd.DataFrame) -> Column:
 
 def _failure(row: Row, ignored: Collection[str] = ()) -> str | None:
     """The field, at any depth, by which a row says that it failed; None if it says no such thing."""
+    if row.get("outcome") == "grader_timeout":  # of kvsweep
+        return "grader_timeout"
     for name, value in row.items():
         if name in _FAILURES and name not in ignored and _says(value):
             return name
@@ -622,14 +590,13 @@ def _refuse_repeated(rows: pd.DataFrame, answers: pd.DataFrame, no_question: Col
     if counts.max() == 1:
         return
     problem, draw = counts.idxmax()
-    rows_of_pair = rows[answers["problem_id"].eq(problem) & answers["draw"].eq(draw)]
+    of_pair = answers["problem_id"].eq(problem) & answers["draw"].eq(draw)
     hint = "choose rows by --where KEY=VALUE, name the draw's column by --column draw=NAME, or give --draws rows"
     for name in map(str, rows):
-        values = {*map(str, rows_of_pair[name])}
-        tells_apart = len(values) == len(rows_of_pair)
-        has_more_values = values < {*map(str, rows[name])}
-        if name in no_question or has_more_values or not tells_apart:
-            continue
-        hint += f"; these rows differ in {visible(name):.40}: {visible(', '.join(sorted(values))):.80}"
-        break
+        texts = each(rows[name], str)
+        values = {*texts[of_pair]}
+        tells_apart = len(values) == of_pair.sum() and values == {*texts}
+        if tells_apart and name not in no_question:
+            hint += f"; these rows differ in {visible(name):.40}: {visible(', '.join(sorted(values))):.80}"
+            break
     raise _Refusal(f"has draw {draw} of problem {visible(problem)!r:.60} {counts.max()} times: {hint}")
