@@ -83,7 +83,7 @@ def judge(
     """
     if gold is not None and reading.graded:
         raise UserError(f"--gold {gold} is read by --grades ours alone: give both.")
-    paths = _settings(*_names_and_files(files))
+    paths = _settings(_names_and_files(files))
     baseline = next(iter(paths)) if full is None else full
     if control == baseline:
         raise UserError(f"--control {control} is the baseline: name the file of the baseline asked again.")
@@ -133,7 +133,7 @@ def remove_verdicts(options: Mapping[str, Any]) -> None:
 
     Raises UserError if both are one file, or one is among those to read.
     """
-    _, sources = _names_and_files(options["files"])
+    _, sources = zip(*_names_and_files(options["files"]), strict=True)
     written = [*filter(None, [options["markdown"], options["html"]])]
     read = {path.resolve() for path in (*sources, options["gold"]) if path}
     only_written = {path.resolve() for path in written} - read
@@ -144,46 +144,38 @@ def remove_verdicts(options: Mapping[str, Any]) -> None:
         path.unlink(missing_ok=True)
 
 
-def _names_and_files(words: Sequence[str]) -> tuple[list[str], list[Path]]:
+def _names_and_files(words: Sequence[str]) -> list[tuple[str, Path]]:
     """The name before each word's equals sign, empty if there is none, and the file."""
-    names = []
-    files = []
+    sources = []
     for word in words:
         name, sign, path = word.partition("=")  # "int8=runs/b.csv" -> "int8", "=", "runs/b.csv"
         # An equals sign may be part of the file's path, as in "runs/a=b.csv".
-        if Path(word).exists() or not sign or not name or "/" in name:
+        if Path(word).exists() or not sign or "/" in name:
             name, path = "", word
-        names.append(name)
-        files.append(Path(at_home(path)))
-    return names, files
+        sources.append((name, Path(at_home(path))))
+    return sources
 
 
-def _settings(names: Sequence[str], files: Sequence[Path]) -> dict[str, list[Path]]:
+def _settings(sources: Sequence[tuple[str, Path]]) -> dict[str, list[Path]]:
     """The files of each setting, by its name, or else the file's."""
-    counts = Counter(map(Path.resolve, files))
+    counts = Counter(file.resolve() for _, file in sources)
     for file, count in counts.items():
         if count > 1:
             raise UserError(
                 f"{file} is given {count} times: beside itself a file shows nothing, so give each file once."
             )
-    # Programs name the outputs of each run alike, in a folder for each. So where two files have the same name and all
-    # folders differ, the folders' names are taken.
-    titles = [path.name if path.is_dir() else path.stem for path in files]
-    folders = [path.absolute().parent.name for path in files]
-    has_same_titles = len({*titles}) < len(files)
-    if has_same_titles and len({*folders}) == len(files):
-        titles = folders
     settings = defaultdict[str, list[Path]](list)
     unnamed = []
-    for name, title, file in zip(names, titles, files, strict=True):
+    for name, file in sources:
+        title = file.name if file.is_dir() else file.stem
         settings[name or title].append(file)
         if not name:
             unnamed.append(title)
     # Only files with a name before an equals sign may be one setting together.
     if len(settings) < 2 or any(len(settings[title]) > 1 for title in unnamed):
         raise UserError(
-            f"{counted(len(files), 'file')} and the names {visible(', '.join(settings))}: give two files or more, and "
-            "name each NAME=FILE; files of one name are one setting."
+            f"{counted(len(sources), 'file')} and the names {visible(', '.join(settings))}: give two files or more, "
+            "and name each NAME=FILE; files of one name are one setting."
         )
     return settings
 
@@ -198,7 +190,7 @@ def _regraded(answers: Answers, gold: Path | None, kind: Any) -> Answers:
     if gold is not None:
         source = read_outputs([gold], Reading(graded=False))
         golds = one_per_problem(source.questions[["gold"]], source.answers)["gold"]
-    thinking, tags = _thinking_of_files(answers)
+    tags_of_texts = _tags_of_texts(answers)
     regraded = {}
     with Grader() as grader:
         for name, table in answers.items():
@@ -207,8 +199,8 @@ def _regraded(answers: Answers, gold: Path | None, kind: Any) -> Answers:
             if gold is not None:
                 table = table.assign(gold=table["problem_id"].map(golds))
             jobs = {}  # by the row's index, so that rows that are not graded keep their places
-            for row, shown in zip(table.itertuples(), thinking[name], strict=True):
-                job = _job(row, shown, kind, tags[name])
+            for row, tags in zip(table.itertuples(), tags_of_texts[name], strict=True):
+                job = _job(row, kind, tags)
                 if job is not None:
                     jobs[row.Index] = job
             graded = [verdict.outcome for verdict in grader.judge([*jobs.values()])]
@@ -226,12 +218,13 @@ def _regraded(answers: Answers, gold: Path | None, kind: Any) -> Answers:
     return regraded
 
 
-def _thinking_of_files(answers: Answers) -> tuple[dict[str, list[Thinking | None]], dict[str, ThinkTags | None]]:
-    """What each text shows of its thinking, and the tags of each file whose prompts open it.
+def _tags_of_texts(answers: Answers) -> dict[str, list[ThinkTags | None]]:
+    """The tags around the thinking of each text, by file; None for a text that shows none.
 
     Tags of any name are those of thinking if half of the texts of some file close them. Prompts open the thinking if
     half of the texts of some file close one that they do not open. Where a file has few of such texts, or none beside a
-    file that has them, an answer and a text that was cut off look alike, unless the file names the endings.
+    file that has them, an answer and a text that was cut off look alike. There a UserError is raised if the end of a
+    text is not known.
     """
     thinking = {name: [*map(_thinking, table["text"])] for name, table in answers.items()}
     usual_tags = set[ThinkTags]()  # that half of the texts of some file close
@@ -246,29 +239,31 @@ def _thinking_of_files(answers: Answers) -> tuple[dict[str, list[Thinking | None
         unopened[name] = [shown.tags for shown in thinking[name] if shown and shown.closes and not shown.opens]
         if 2 * len(unopened[name]) >= len(of_texts):
             opened_by_prompts.append(unopened[name][0])
-    of_files = dict.fromkeys(answers)  # None, unless prompts open the file's thinking
+    tags_of_texts = defaultdict[str, list[ThinkTags | None]](list)
     for name, table in answers.items():
-        tags = [*unopened[name], *opened_by_prompts]
+        opened = None  # by the prompts of this file
         if unopened[name] and opened_by_prompts:
             # If the prompts of some file open the thinking, one such text shows that those of this file do, too.
-            of_files[name] = tags[0]
-        elif tags:
+            opened = unopened[name][0]
+        elif unopened[name] or opened_by_prompts:
             # A few texts of this file close what they do not open, and half of no file's do; or none does, and half of
             # another file's do.
-            share = f"{len(unopened[name]):,} of {len(table):,} texts close their thinking with {tags[0].end}"
-            _refuse_silent_texts(name, table, thinking[name], share)
-    return thinking, of_files
-
-
-def _refuse_silent_texts(name: str, table: pd.DataFrame, thinking: Sequence[Thinking | None], share: str) -> None:
-    """Raise UserError for a text that is an answer or a thinking without its end, if no reason of its end is known."""
-    shows_none = np.array([shown is None for shown in thinking])
-    is_silent = table["text"].notna() & ~table["ending"].isin(_ENDS) & shows_none
-    if is_silent.any():
-        raise UserError(
-            f"{visible(name)}: {share}, so that an answer and a text that was cut off in its thinking look alike: "
-            "--column stop_reason=NAME names the column that tells them apart, or drop all thinking from the texts."
-        )
+            shows_none = np.array([shown is None for shown in thinking[name]])
+            if (table["text"].notna() & ~table["ending"].isin(_ENDS) & shows_none).any():
+                [tags, *_] = [*unopened[name], *opened_by_prompts]
+                share = f"{len(unopened[name]):,} of {len(table):,} texts close their thinking with {tags.end}"
+                raise UserError(
+                    f"{visible(name)}: {share}, so that an answer and a text that was cut off in its thinking look "
+                    "alike: --column stop_reason=NAME names the column that tells them apart, or drop all thinking "
+                    "from the texts."
+                )
+        for shown in thinking[name]:
+            # The tags that a text opens come first; tags that it only closes serve where the file has none.
+            if shown and (shown.opens or not opened):
+                tags_of_texts[name].append(shown.tags)
+            else:
+                tags_of_texts[name].append(opened)
+    return tags_of_texts
 
 
 def _thinking(text: str | None) -> Thinking | None:
@@ -279,7 +274,7 @@ def _thinking(text: str | None) -> Thinking | None:
     return None if text is None else thinking_of(text) or thinking_of(without_end(text), named=False)
 
 
-def _job(row: Any, shown: Thinking | None, kind: Any, file_tags: ThinkTags | None) -> Any:
+def _job(row: Any, kind: Any, tags: ThinkTags | None) -> Any:
     """What to grade; None where no answer is known. Of a text that was cut off a server may send nothing."""
     from kvsweep.harness.benchmarks.golds import SOLUTION_END, read_gold
     from kvsweep.harness.grading.answers import Ungraded
@@ -299,10 +294,6 @@ def _job(row: Any, shown: Thinking | None, kind: Any, file_tags: ThinkTags | Non
             f"{place} has the gold {visible(str(row.gold))!r:.60}, which {error}: correct it or --kind."
         ) from None
     text = row.text or ""
-    # The tags that a text opens come before those of its file; tags that it only closes serve where the file has none.
-    tags = file_tags
-    if shown and (shown.opens or tags is None):
-        tags = shown.tags
     rule: dict[str, Any] = {"answer_from": "whole_text"}
     # A reason that is not understood counts as a stop: then the text alone says if it was cut off.
     stop_reason = "length" if row.ending == "length" else "stop"
@@ -318,18 +309,18 @@ def _job(row: Any, shown: Thinking | None, kind: Any, file_tags: ThinkTags | Non
 
 def _score_arrays(answers: Answers, baseline: str) -> tuple[dict[str, Floats], Groups]:
     """Each file's grades of the baseline's problems, [problems, draws], and each problem's group."""
-    rows = pd.concat(answers).droplevel(1)  # level 0 is the setting, level 1 the number of the row in its file
-    # A row for each setting and problem, a column for each draw.
-    grades = rows.set_index(PAIR, append=True)["correct"].unstack()
-    problems = grades.loc[baseline].index
-    scores = {name: grades.loc[name].reindex(problems).to_numpy(float) for name in answers}
+    # A row for each problem, a column for each draw.
+    full = answers[baseline].set_index(PAIR)["correct"].unstack()
+    scores = {}
+    for name, table in answers.items():
+        scores[name] = table.set_index(PAIR)["correct"].unstack().reindex_like(full).to_numpy(float)
     if "group" not in answers[baseline]:
         return scores, None
     values: Any = answers[baseline].groupby("problem_id")["group"]
     if values.nunique().max() > 1:
         problem = values.nunique().idxmax()
         raise UserError(f"problem {problem!r:.60} has several values of --group: name another column.")
-    return scores, pd.factorize(values.first()[problems])[0]  # a number for each value of the column
+    return scores, pd.factorize(values.first()[full.index])[0]  # a number for each value of the column
 
 
 def judged(
