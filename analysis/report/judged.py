@@ -45,20 +45,32 @@ def judged_page(
                 "pass_at_1": float(graded.mean()) if len(graded) else None,
             }
         )
-        shown = setting_rows[setting_rows["text"].notna() & setting_rows.index.isin(shown_pairs)]
+        shown: Any = setting_rows[setting_rows["text"].notna() & setting_rows.index.isin(shown_pairs)]
         problems = {}
-        for row in shown.drop_duplicates("problem_id").itertuples():
-            problems[row.problem_id] = {"gold": _text(row.gold), "question": _text(row.prompt)}
+        draws = []
+        for row in shown.itertuples():
+            problem, draw = row.Index
+            problems[problem] = {"gold": _text(row.gold), "question": _text(row.prompt)}
+            # As the page's script reads a completion.
+            answer = {
+                "problem": problem,
+                "draw": draw,
+                "outcome": row.outcome if isinstance(row.outcome, str) else "",
+                "text": row.text,
+                "characters": len(row.text),
+                "same": common_length(row.text, full_texts.get(row.Index, "")),
+                "evictions": [],
+            }
+            draws.append(answer)
         block = {
             "base": None if name == full else ids[full],  # the setting whose texts lie beside
             "left_out": len(setting_rows) - len(shown),
             "problems": problems,
-            # A row's index is its pair.
-            "draws": [_draw(row, full_texts.get(row.Index, "")) for row in shown.itertuples()],
+            "draws": draws,
         }
         blocks[ids[name]] = packed(block)
     page_cells = [{"id": ids[name], "name": name, "full": name == full} for name in answers]
-    outcomes = outcome_map(pd.concat(rows.values(), ignore_index=True), page_cells)
+    outcomes = outcome_map(pd.concat(rows.values()).reset_index(), page_cells)
     data = {"files": {}, "cell-data": cells, "outcome-data": [{"title": "all problems", **outcomes}]}
     return render(
         "judged.html.jinja",
@@ -80,7 +92,7 @@ def _with_outcomes(answers: pd.DataFrame) -> pd.DataFrame:
     # As objects, because without any grade the column would be of floats, which hold no word.
     outcomes = answers["correct"].map({1: "correct", 0: "wrong"}).astype(object)
     outcomes = outcomes.mask(outcomes.eq("wrong") & answers["ending"].eq("length"), "truncated")
-    return answers.assign(outcome=outcomes).set_index(PAIR, drop=False)
+    return answers.assign(outcome=outcomes).set_index(PAIR)
 
 
 def _shown_pairs(rows: Mapping[str, pd.DataFrame]) -> pd.Index:
@@ -88,25 +100,11 @@ def _shown_pairs(rows: Mapping[str, pd.DataFrame]) -> pd.Index:
     full, *_ = rows.values()
     grades = pd.concat([table["correct"].reindex(full.index) for table in rows.values()], axis=1)
     # Pairs with one grade in all files, or none, come last.
-    pairs = full[PAIR].assign(alike=grades.nunique(axis=1) < 2).reset_index(drop=True)
-    first = pairs.sort_values(["alike", *reversed(PAIR)]).head(MOST_TEXTS // len(rows))
-    return pd.MultiIndex.from_frame(first[PAIR])
+    pairs = pd.DataFrame({"alike": grades.nunique(axis=1) < 2})
+    return pairs.sort_values(["alike", *reversed(PAIR)]).head(MOST_TEXTS // len(rows)).index
 
 
 def _text(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value, default=str)
-
-
-def _draw(row: Any, full_text: str) -> dict[str, Any]:
-    """One answer as the page's script reads a completion."""
-    return {
-        "problem": row.problem_id,
-        "draw": row.draw,
-        "outcome": row.outcome if isinstance(row.outcome, str) else "",
-        "text": row.text,
-        "characters": len(row.text),
-        "same": common_length(row.text, full_text),
-        "evictions": [],
-    }
