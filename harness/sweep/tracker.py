@@ -33,7 +33,33 @@ PAUSES_S = (2.0, 8.0)
 def tracked(config: TrackerConfig, run_directory: Path, status: TaskStatus, cells: Collection[str]) -> Iterator[None]:
     """Send a task's status to the tracker inside the block, one run per cell_id; enter this before `Reporter`."""
     ended = threading.Event()
-    thread = threading.Thread(target=_follow, args=(config, run_directory, status, list(cells), ended), daemon=True)
+    cell_ids = list(cells)
+
+    def note(reason: str) -> None:
+        status.note = f"note: tracker={config.kind} gets no more values ({' '.join(reason.split())}); the run goes on."
+        print(visible(status.note), file=sys.stderr, flush=True)
+        with suppress(OSError):
+            status.write(run_directory)
+
+    def follow() -> None:
+        """Send the cells' progress every `interval_s` until the block has ended, then their results."""
+        try:
+            runs = {cell_id: _open(config, run_directory, status, cell_id) for cell_id in cell_ids}
+            for step in count(1):
+                for cell_id, run in runs.items():
+                    run.log(_progress(status, cell_id), step)
+                if ended.wait(config.interval_s):
+                    break
+            shard = row_types.Shard.parse(status.shard)
+            # The block has ended, so these are the last counts, and they come after the last step of the loop.
+            for cell_id, run in runs.items():
+                result = cell_result(run_directory / cell_id, shard)
+                run.log({**_progress(status, cell_id), **result}, step + 1)
+                run.finish(status.state == "done")
+        except (Exception, SystemExit) as error:
+            note(f"{type(error).__name__}: {error}")
+
+    thread = threading.Thread(target=follow, daemon=True)
     thread.start()
     try:
         yield
@@ -41,35 +67,7 @@ def tracked(config: TrackerConfig, run_directory: Path, status: TaskStatus, cell
         ended.set()
         thread.join(config.patience_s)
         if thread.is_alive():
-            _note(config.kind, f"not finished after {config.patience_s:g} s", run_directory, status)
-
-
-def _note(kind: str, reason: str, run_directory: Path, status: TaskStatus) -> None:
-    status.note = f"note: tracker={kind} gets no more values ({' '.join(reason.split())}); the run goes on."
-    print(visible(status.note), file=sys.stderr, flush=True)
-    with suppress(OSError):
-        status.write(run_directory)
-
-
-def _follow(
-    config: TrackerConfig, run_directory: Path, status: TaskStatus, cells: list[str], ended: threading.Event
-) -> None:
-    """Send the cells' progress every `interval_s` until the block has ended, then their results."""
-    try:
-        runs = {cell_id: _open(config, run_directory, status, cell_id) for cell_id in cells}
-        for step in count(1):
-            for cell_id, run in runs.items():
-                run.log(_progress(status, cell_id), step)
-            if ended.wait(config.interval_s):
-                break
-        shard = row_types.Shard.parse(status.shard)
-        # The block has ended, so these are the last counts, and they come after the last step of the loop.
-        for cell_id, run in runs.items():
-            result = cell_result(run_directory / cell_id, shard)
-            run.log({**_progress(status, cell_id), **result}, step + 1)
-            run.finish(status.state == "done")
-    except (Exception, SystemExit) as error:
-        _note(config.kind, f"{type(error).__name__}: {error}", run_directory, status)
+            note(f"not finished after {config.patience_s:g} s")
 
 
 def _open(config: TrackerConfig, run_directory: Path, status: TaskStatus, cell_id: str) -> "TrackerRun":
