@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -20,9 +21,8 @@ from kvsweep.messages.errors import UserError
 _PACKAGES = "kvsweep", "torch", "transformers", "tokenizers", "datasets", "math-verify", "numpy", "hydra-core", "triton"
 
 
-# Other programs get this long before they are ended, and file names that are not UTF-8 are read anyway.
-SECONDS = 10.0
-_CAPTURED: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace"}
+# Other programs get this long before they are ended.
+SECONDS = 20.0
 
 
 @cache
@@ -91,20 +91,28 @@ def _version(package: str) -> str | None:
 
 def _git(*arguments: str) -> str | None:
     """Return what git prints about this file's folder; None if it fails."""
-    folder = Path(__file__).parent
+    return said_by("git", "-C", str(Path(__file__).parent), *arguments)
+
+
+def said_by(*words: str, **options: Any) -> str | None:
+    """Return what another program prints; None if it is missing, fails or hangs. `options` are `subprocess.run`'s."""
     with suppress(OSError, subprocess.SubprocessError):
-        process = subprocess.run(["git", *arguments], cwd=folder, check=True, timeout=SECONDS, **_CAPTURED)
-        return process.stdout.strip()
+        return run_program(words, check=True, **options).stdout.strip()
     return None
+
+
+def run_program(words: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run another program, which prints nothing here; raises an error if it cannot be run or hangs."""
+    # File names that are not UTF-8 are read anyway.
+    return subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=SECONDS, **options)
 
 
 def processor(field: str) -> str:
     """Return what Linux says of the first processor in a field ("model name", "flags"); "" if it says nothing."""
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == field:
-                return value.strip()
+        line = re.search(rf"^{field}\s*:[ \t]*(.*\S)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if line:
+            return line[1]
     return ""
 
 
@@ -141,12 +149,10 @@ def visible_gpus() -> list[str]:
     if shutil.which("nvidia-smi") is None:
         return []
     try:
-        process = subprocess.run(["nvidia-smi", "-L"], check=False, timeout=SECONDS, **_CAPTURED)
+        process = run_program(["nvidia-smi", "-L"])
     except (OSError, subprocess.SubprocessError) as error:
-        is_late = isinstance(error, subprocess.TimeoutExpired)
-        why = f"gave no answer in {SECONDS:.0f} seconds" if is_late else f"does not run ({error})"
         hint = f"set {VISIBLE} to the GPUs of this machine, or model.device=cpu"
-        raise UserError(f"nvidia-smi, which names the GPUs, {why}: {hint}.") from error
+        raise UserError(f"nvidia-smi, which names the GPUs, gives no answer ({error}): {hint}.") from error
     if process.returncode != 0:
         return []
     # A line is "GPU 0: NVIDIA H100 (UUID: GPU-12ab)", or of a part "  MIG 1g.10gb Device 0: (UUID: MIG-34cd)".

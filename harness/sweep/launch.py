@@ -301,7 +301,12 @@ def _pieces(shares: Sequence[Share], launcher: Launcher) -> list[Share]:
     most_cells = allow_open_cells()
     for share in shares:
         job = share.job
-        shards = _shards(job, launcher.shards)
+        shards = [job.shard]
+        if job.shard.count == 1:
+            shards = [Shard(index=index, count=launcher.shards) for index in range(1, launcher.shards + 1)]
+        elif launcher.shards > 1:
+            both = f"shard={job.shard} and launcher.shards={launcher.shards}"
+            raise UserError(f"{both} both split the cells: give one of them.")
         # A job with rounds stays whole, because each round compares its cells with its full cache.
         if job.rounds and len(job.cells) > most_cells:
             needed = f"with {len(job.cells)} cells needs a file open for each, and the limit allows {most_cells}"
@@ -312,16 +317,6 @@ def _pieces(shares: Sequence[Share], launcher: Launcher) -> list[Share]:
             for shard in shards:
                 pieces.append(replace(share, job=replace(job, cells=cells, shard=shard)))
     return pieces
-
-
-def _shards(job: Job, count: int) -> list[Shard]:
-    """Return the shards of a launcher that makes `count` of each job, or the job's shard, which has no more parts."""
-    if job.shard.count == 1:
-        return [Shard(index=index, count=count) for index in range(1, count + 1)]
-    if count > 1:
-        both = f"shard={job.shard} and launcher.shards={count}"
-        raise UserError(f"{both} both split the cells: give one of them.")
-    return [job.shard]
 
 
 def queue(tasks: Sequence[Task], cluster: str = "") -> list[Path]:

@@ -4,7 +4,6 @@ import io
 import os
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stderr
@@ -82,12 +81,9 @@ class Slurm(Launcher):
             raise UserError(f"{too_long}: a task would be stopped as it starts.")
 
     def check(self, jobs: Sequence[Job]) -> None:
-        """Refuse a machine that cannot submit; the machine that runs the tasks checks their implementation."""
+        """Refuse values that no script can have; the machine that runs the tasks checks their implementation."""
         for directory in {job.run_directory for job in jobs}:
-            self._parameters(directory)  # raises UserError for a value that no script can have
-        if shutil.which("srun") is None:
-            hint = "submit from a login node of a SLURM cluster"
-            raise UserError(f"launcher=slurm finds no srun on this machine: {hint}.")
+            self._parameters(directory)
 
     def start(self, rounds: Sequence[Round]) -> None:
         """Submit an array for each round, which waits for the round before and for earlier jobs on the same cells."""
@@ -111,21 +107,23 @@ class Slurm(Launcher):
     def _submit(self, tasks: Sequence[Task], work: Work, ahead: Sequence[str]) -> list[submitit.Job[None]]:
         """Hand the tasks to SLURM as one array, which waits for the end of the jobs `ahead`."""
         parameters = self._parameters(tasks[0][0].job.run_directory, ahead)
-        python = self._python()
-        executor = submitit.SlurmExecutor(folder=logs(tasks), max_num_timeout=self.max_requeues, python=python)
-        executor.update_parameters(**parameters)
         errors = submitit.core.utils
         options = [*parameters["additional_parameters"], *_FIXED]
         # A user's SBATCH_NO_REQUEUE would keep a task that its time limit stops from being queued again.
         if self.max_requeues:
             options.append("no_requeue")
-        # The variables of these options, and of the job whose shell submits, are removed meanwhile.
-        removed = {name: os.environ.pop(name) for name in {*_overruled(options), *_of_another_job()}}
+        # Removed meanwhile: the variables by which sbatch would set these options otherwise than the script does, and
+        # those of the job whose shell submits.
+        overruling = {f"SBATCH_{name.upper()}" for name in _names(options)}
+        removed = {name: os.environ.pop(name) for name in overruling.union(_of_another_job()) & os.environ.keys()}
         try:
+            executor = submitit.SlurmExecutor(logs(tasks), max_num_timeout=self.max_requeues, python=self._python())
+            executor.update_parameters(**parameters)
             # submitit prints what sbatch says, and so does the error.
             with redirect_stderr(io.StringIO()):
                 slurm_jobs = executor.map_array(RunJobs(work), [list(task) for task in tasks])
-        except (FileNotFoundError, errors.FailedJobError, errors.FailedSubmissionError) as error:
+        # A RuntimeError says that this machine has no srun.
+        except (FileNotFoundError, RuntimeError, errors.FailedJobError, errors.FailedSubmissionError) as error:
             raise UserError(f"launcher=slurm cannot submit: {error}") from error
         finally:
             os.environ.update(removed)
@@ -248,15 +246,6 @@ def _names(options: Iterable[str]) -> list[str]:
     for option in options:
         names += [option, *_OTHER_NAMES.get(option, [])]
     return names
-
-
-def _overruled(names: Iterable[str]) -> list[str]:
-    """The variables by which sbatch would set these options otherwise than the script does; prints a note of each."""
-    variables = [f"SBATCH_{name.upper()}" for name in _names(names)]
-    overruling = [variable for variable in variables if variable in os.environ]
-    for variable in overruling:
-        print(f"note: {variable}={os.environ[variable]} does not count; the launcher's settings do.", file=sys.stderr)
-    return overruling
 
 
 def _of_another_job() -> list[str]:

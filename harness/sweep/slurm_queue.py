@@ -2,12 +2,12 @@
 
 import os
 import re
-import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from kvsweep.harness.provenance import said_by
 from kvsweep.run_files.task_status import LOGS, TaskStatus, end_of, noted_jobs, read_tasks, scheduler_jobs
 
 # SLURM's reasons in words that tell a user what to do; other reasons are shown unchanged.
@@ -43,7 +43,10 @@ def owner_of(run_directory: Path, task: str) -> int:
 
 def waiting_jobs(owner: int) -> Queue | None:
     """Return a user's jobs in SLURM's queue by id, such as 12_3: state and reason; None if SLURM does not answer."""
-    output = said_by("squeue", "--noheader", "--all", "--array", "--format=%i|%T|%r", f"--user={owner}")
+    # A user's variables for squeue, such as SQUEUE_STATES, would hide jobs.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
+    words = ("squeue", "--noheader", "--all", "--array", "--format=%i|%T|%r", f"--user={owner}")
+    output = said_by(*words, env=environment)
     if output is None:
         return None
     rows = re.findall(r"^(.+?)\|(.+?)\|(.*)", output, re.MULTILINE)  # such as 12_3|PENDING|Resources
@@ -59,18 +62,6 @@ def settings() -> dict[str, str]:
 def cluster() -> str:
     """Return the name of the cluster that this machine belongs to, "" if SLURM does not answer."""
     return settings().get("ClusterName", "")
-
-
-def said_by(*words: str) -> str | None:
-    """Return what a SLURM program prints; None if it is missing, fails or hangs."""
-    # A user's variables for squeue, such as SQUEUE_STATES, would hide jobs.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
-    with suppress(OSError, subprocess.SubprocessError):
-        process = subprocess.run(
-            words, env=environment, capture_output=True, text=True, errors="replace", timeout=20, check=True
-        )
-        return process.stdout
-    return None
 
 
 def tasks_now(run_directory: Path, ask: Callable[[int], Queue | None] = waiting_jobs) -> list[TaskStatus]:
@@ -90,31 +81,23 @@ def tasks_now(run_directory: Path, ask: Callable[[int], Queue | None] = waiting_
         jobs = jobs_of_task[task.task]
         if not jobs:
             continue
+        task.scheduler_job = jobs[-1]  # which says most of how the task ended
         if task.cluster and task.cluster != this_cluster():
-            task.scheduler_job = jobs[-1]
             if task.state == "queued":
                 task.error = f"on the cluster {task.cluster}, whose queue this machine does not see: ask there."
-        else:
-            _compare(run_directory, task, jobs, ask)
+            continue
+        owner = owner_of(run_directory, task.task)
+        queue = ask(owner)
+        entries = queue or {}
+        in_queue = [job for job in jobs if job in entries]
+        # SLURM may hide other users' jobs, so a waiting task of theirs may be in the queue unseen.
+        has_left = task.state == "stopped" or (task.state == "queued" and owner == os.getuid())
+        if in_queue:
+            task.scheduler_job = in_queue[0]
+            _show_queue(run_directory, task, *entries[in_queue[0]])
+        elif queue is not None and has_left:
+            _show_left(run_directory, task)
     return tasks
-
-
-def _compare(run_directory: Path, task: TaskStatus, jobs: Sequence[str], ask: Callable[[int], Queue | None]) -> None:
-    """Correct the job and the state of an unfinished task, which has these jobs, from the queue of the task's user."""
-    owner = owner_of(run_directory, task.task)
-    queue = ask(owner)
-    entries = queue or {}
-    # The one in the queue. Else the last, which says most of how the task ended.
-    task.scheduler_job = next((job for job in jobs if job in entries), jobs[-1])
-    if task.scheduler_job in entries:
-        state, reason = entries[task.scheduler_job]
-        _show_queue(run_directory, task, state, reason)
-        return
-    # SLURM may hide other users' jobs, so a waiting task of theirs may be in the queue unseen.
-    is_mine = owner == os.getuid()
-    has_left = task.state == "stopped" or (task.state == "queued" and is_mine)
-    if queue is not None and has_left:
-        _show_left(run_directory, task)
 
 
 def _show_left(run_directory: Path, task: TaskStatus) -> None:

@@ -28,7 +28,15 @@ def failed_attempts(run_directory: Path, tasks: Sequence[TaskStatus]) -> Attempt
     for task in tasks:
         if task.state in ("running", "queued"):
             empty -= task.cells.keys()
-    failed = _beside_others(run_directory, empty)
+    names_of_setting = defaultdict[tuple[str, str], set[str]](set)
+    # Most runs have no empty cell, and their settings need not be read.
+    for cell, settings in read_cells(run_directory) if empty else ():
+        if is_served(settings):
+            names_of_setting[settings["condition"], settings["policy"]["name"]].add(cell.name)
+    failed = set[str]()
+    for names in names_of_setting.values():
+        if not names <= empty:
+            failed |= names & empty
     if not failed:
         return Attempts(failed, [*tasks], [])
     other_tasks = list[TaskStatus]()
@@ -43,17 +51,3 @@ def failed_attempts(run_directory: Path, tasks: Sequence[TaskStatus]) -> Attempt
         else:
             useless.append(TaskStatus.path(run_directory, task.task))
     return Attempts(failed, other_tasks, [f"{sentence} Remove: `{shlex.join(['rm', '-r', *map(str, useless)])}`."])
-
-
-def _beside_others(run_directory: Path, empty: set[str]) -> set[str]:
-    """Return those of the empty cells that are a server's and whose setting has another cell with rows."""
-    names_of_setting = defaultdict[tuple[str, str], set[str]](set)
-    # Most runs have no empty cell, and their settings need not be read.
-    for cell, settings in read_cells(run_directory) if empty else ():
-        if is_served(settings):
-            names_of_setting[settings["condition"], settings["policy"]["name"]].add(cell.name)
-    beside_others = set[str]()
-    for names in names_of_setting.values():
-        if not names <= empty:
-            beside_others |= names & empty
-    return beside_others

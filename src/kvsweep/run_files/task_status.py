@@ -192,20 +192,19 @@ def noted_jobs(run_directory: Path, task: str) -> list[str]:
 
 
 def note_job(run_directory: Path, task: str, job: str) -> None:
-    noted = [*noted_jobs(run_directory, task), job]
-    replace_text(job_file(run_directory, task), "".join(f"{name}\n" for name in noted))
+    with open_file(job_file(run_directory, task), "ab") as file:
+        file.write(f"{job}\n".encode())
 
 
 def scheduler_jobs(run_directory: Path, task: TaskStatus) -> list[str]:
     """Return a task's SLURM jobs: that which it runs or ran in, or those submitted for it if it waits."""
-    jobs = []
-    # A waiting task's status may be that of an earlier run, which names that run's job.
-    if task.state == "queued" or task.scheduler_job is None:
-        jobs = noted_jobs(run_directory, task.task)
+    noted = noted_jobs(run_directory, task.task)
     # Without a note it was not submitted, but works in the job of the shell that started it.
-    if not jobs and task.scheduler_job:
-        jobs = [task.scheduler_job]
-    return jobs
+    working = [task.scheduler_job] if task.scheduler_job else []
+    # A waiting task's status may be that of an earlier run, which names that run's job.
+    if task.state == "queued":
+        return noted or working
+    return working or noted
 
 
 class Reporter:

@@ -70,13 +70,11 @@ def test_what_was_typed_beats_variables_of_sbatch_and_of_the_shells_job(kvsweep,
     for name, value in {**beaten, **shell, **kept}.items():
         monkeypatch.setenv(name, value)
     words = [*SLURM, "launcher.timeout_min=20", "launcher.memory_gb=1", "launcher.additional.constraint=h200"]
-    ended = kvsweep(*tiny, *words, f"results_dir={tmp_path}/runs")
+    kvsweep(*tiny, *words, f"results_dir={tmp_path}/runs")
     script = (tmp_path / "script").read_text()
     seen = dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().splitlines() if "=" in line)
     assert not seen.keys() & {*beaten, *shell}
     assert seen.items() >= kept.items(), "the launcher has no such setting of its own"
-    for name, value in beaten.items():
-        assert f"note: {name}={value} does not count" in ended.err
     assert {**os.environ}.items() >= {**beaten, **shell}.items()
     assert "#SBATCH --time=20\n" in script
     assert script.index("export SLURM_EXPORT_ENV=ALL\n") < script.index("\nsrun ")
