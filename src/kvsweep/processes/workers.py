@@ -6,7 +6,7 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -91,49 +91,40 @@ class Workers:
         machine stands still or a worker imports; with `prepared` the first try is such, too. Several threads may map at
         once. Raises the function's own errors, and UserError if no worker starts.
         """
-        results: dict[int, Result] = {}
+        results: list[Result | None] = [None] * len(calls)
         for is_prepared in (prepared, True):  # the first try of all calls, and the second of those without a result
-            missing = {number: call for number, call in enumerate(calls) if number not in results}
-            if missing:
-                results |= self._try(function, missing, is_prepared and self._prepare is not None)
-        return [results.get(number) for number in range(len(calls))]
-
-    def _try(
-        self, function: Callable[..., Result], calls: Mapping[int, Sequence[Any]], is_prepared: bool
-    ) -> dict[int, Result]:
-        """Return the results of the calls that ended within their limits, by the calls' numbers."""
-        pool = self._running_pool(is_prepared)
-        results = {}
-        futures = {}
-        for number, call in calls.items():
-            futures[number] = pool.schedule(function, args=call, timeout=self._timeout_s)
-        try:
-            for number, future in futures.items():
-                with suppress(TimeoutError, ProcessExpired, BrokenProcessPool, MemoryError):
-                    results[number] = future.result()
-        except BaseException:
-            for future in futures.values():
-                future.cancel()  # kills the worker of a running call
-            raise
+            missing = [number for number, result in enumerate(results) if result is None]
+            if not missing:
+                break
+            pool = self._running_pool(is_prepared and self._prepare is not None)
+            futures = [pool.schedule(function, args=calls[number], timeout=self._timeout_s) for number in missing]
+            try:
+                for number, future in zip(missing, futures, strict=True):
+                    with suppress(TimeoutError, ProcessExpired, BrokenProcessPool, MemoryError):
+                        results[number] = future.result()
+            except BaseException:
+                for future in futures:
+                    future.cancel()  # kills the worker of a running call
+                raise
         return results
 
     def _running_pool(self, is_prepared: bool) -> ProcessPool:
         """Return a pool; replaces a pool that broke because an idle worker was killed."""
         with self._lock:
             pool = self._pools.get(is_prepared)
-            if pool is not None and not pool.active:
+            if pool is not None:
+                if pool.active:
+                    return pool
                 self._pools.pop(is_prepared).join()
-                pool = None
-            if pool is None:
-                prepare = self._prepare if is_prepared else None
-                pool = ProcessPool(max_workers=self._workers, initializer=_begin, initargs=(prepare,), context=_Spawn())
-                try:
-                    pool.schedule(os.getpid).result(_START_LIMIT_S)
-                except (RuntimeError, TimeoutError) as error:  # a BrokenProcessPool is a RuntimeError
-                    _end(pool)
-                    hint = "allow more memory or threads (ulimit), and run the same command again"
-                    raise UserError(f"no worker process can start ({error!r}): {hint}.") from error
-                self._pools[is_prepared] = pool
+            prepare = self._prepare if is_prepared else None
+            pool = ProcessPool(max_workers=self._workers, initializer=_begin, initargs=(prepare,), context=_Spawn())
+            try:
+                pool.schedule(os.getpid).result(_START_LIMIT_S)
+            except (RuntimeError, TimeoutError) as error:  # a BrokenProcessPool is a RuntimeError
+                _end(pool)
+                hint = "allow more memory or threads (ulimit), and run the same command again"
+                raise UserError(f"no worker process can start ({error!r}): {hint}.") from error
+            self._pools[is_prepared] = pool
             return pool
 
 
