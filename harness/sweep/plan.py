@@ -6,7 +6,7 @@ stored, or what `assume.*` and `card=` say; without them every text counts as `m
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -178,16 +178,18 @@ def _rows(plan: Plan, share: Share) -> list[dict[str, Any]]:
     job = share.job
     pairs = set(share.pairs)
     missing = {cell.cell_id: len(pairs - job.stored(cell).pairs()) for cell in lacking(share)}  # completions
-    most = _tokens_of(plan.groups, [job.decoding.max_new_tokens], missing)
-    expected = _tokens_of(plan.groups, plan.lengths, missing)
+    most = _tokens_a_text(plan.groups, [job.decoding.max_new_tokens])
+    expected = _tokens_a_text(plan.groups, plan.lengths)
     rows = []
-    for group, most_tokens, tokens in zip(plan.groups, most, expected, strict=True):
+    for group, most_tokens, text_tokens in zip(plan.groups, most, expected, strict=True):
         completions = sum(missing.get(cell.cell_id, 0) for cell in group.cells)  # a cell that is done misses none
+        texts = completions / len(group.cells)  # as if the cells of a group lacked the same texts
+        tokens = text_tokens * texts
         rows.append(
             {
                 "": f"{job.name}, {group.title}",
                 "completions": completions,
-                "tokens at most": most_tokens,
+                "tokens at most": most_tokens * texts,
                 "tokens expected": math.nan if plan.is_at_most else tokens,
                 "hours": tokens / group.pace / 3600,
                 "disk, MiB": completions * plan.text_bytes / 2**20,
@@ -252,10 +254,10 @@ def _stored(job: Job) -> tuple[list[int], float, float]:
     return lengths, size / max(1, len(lengths)), tokens / seconds if seconds else math.nan
 
 
-def _tokens_of(groups: Sequence[Group], lengths: Sequence[int], missing: Mapping[str, int]) -> list[float]:
-    """Return the tokens that each group decodes: a later group gets what an earlier one wrote before its forks.
+def _tokens_a_text(groups: Sequence[Group], lengths: Sequence[int]) -> list[float]:
+    """Return the tokens of a text that each group decodes: a later one gets what an earlier one wrote before its forks.
 
-    `lengths`: texts that stand for all; `missing`: each cell's missing completions, by cell_id.
+    `lengths`: texts that stand for all.
     """
     tokens: list[float] = []
     forks: list[int | None] = []  # of the cells of this group and of those before it
@@ -263,10 +265,7 @@ def _tokens_of(groups: Sequence[Group], lengths: Sequence[int], missing: Mapping
     for group in groups:
         forks += group.forks
         tokens_with_group = forked_tokens(lengths, forks)
-        added_per_text = (tokens_with_group - tokens_before) / len(lengths)
-        # As if the cells of a group lacked the same texts: as many as they lack on average.
-        missing_per_cell = sum(missing.get(cell.cell_id, 0) for cell in group.cells) / len(group.cells)
-        tokens.append(added_per_text * missing_per_cell)
+        tokens.append((tokens_with_group - tokens_before) / len(lengths))
         tokens_before = tokens_with_group
     return tokens
 
