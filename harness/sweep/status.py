@@ -325,20 +325,10 @@ def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
     counts = [f"{states['done']} of {counted(len(sweep.cells), 'cell')} done"]
     counts += [f"{states[state]} {state}" for state in ("running", "queued", "stopped", "failed") if states[state]]
     table = _cell_table(sweep.cells) if per_cell else _panel_table(sweep.cells)
-    return Group(_share(sweep), ", ".join(counts), table)
+    return Group(sentence(sweep), ", ".join(counts), table)
 
 
 def sentence(sweep: SweepStatus) -> str:
-    """Return the sweep as one line, with Pass@1 so far of each model and benchmark."""
-    pieces = [_share(sweep)]
-    for names, panel in _panels(sweep.cells):
-        scores = ", ".join(filter(None, _scores(panel)))
-        if scores:
-            pieces.append(f"{' '.join(names)} {scores}")
-    return visible("; ".join(pieces))
-
-
-def _share(sweep: SweepStatus) -> str:
     """Return what is stored, what is left and the pace: "50%, 48 of 96 completions, left 0:02:10, 812 tokens/s"."""
     share = (sweep.finished + sweep.replayed) / max(1, sweep.expected + sweep.to_replay)
     pieces = [f"{percent(share)}%", f"{sweep.finished} of {counted(sweep.expected, 'completion')}"]

@@ -59,7 +59,7 @@ def first_line(board: Board, capfd: pytest.CaptureFixture[str]) -> str:
 def test_a_file_gets_a_line_a_minute(sweep, monkeypatch, capfd):
     monkeypatch.setattr(progress_board, "LINE_S", 0.01)
     first = first_line(Board(sweep), capfd)
-    assert first[8:] == " 20.0%, 8 of 40 completions, left 0:00:15, 100 tokens/s; m chain no grade"
+    assert first[8:] == " 20.0%, 8 of 40 completions, left 0:00:15, 100 tokens/s"
 
 
 def test_a_short_sweep_prints_no_line(sweep, capfd):
