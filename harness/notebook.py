@@ -91,7 +91,7 @@ def generate(
     arguments = {"model": model, "policy": policy, "prompts": prompts, "seed": seed, **options}
     with _one_sentence():
         given = checked(_Arguments, arguments, extra=True)
-        Decoded.read(given.cache, given.impl, max_new_tokens, model.config, [policy])  # only for its refusals
+        Decoded.read(given.cache, given.impl, model.config, [policy])  # only for its refusals
     branches = (Branch(cell_id=policy.name, policy=policy),)  # here is no cell, so any id does
     decoding = build_decoding(
         {"name": "notebook", "temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens}
