@@ -64,25 +64,7 @@ def fill(work: OpenCells) -> None:
     # their first eviction, and get the tokens of all other completions up to that eviction.
     for growing in (True, False):
         group = [cell for cell in cells if grows(cell.policy, longest, limit) == growing]
-        _decode_group(work, model, group, _share_texts(work, group))
-
-
-def _share_texts(work: OpenCells, cells: Sequence[Cell]) -> dict[Pair, Completion]:
-    """Store the stored completions of any cell for these cells too, where they would write the same.
-
-    Return, for each pair that some of the cells lacked, the stored completion that shares the most tokens with them.
-    """
-    missing_pairs = set[Pair]()
-    for cell in cells:
-        missing_pairs.update(pair for pair in work.share.pairs if work.lacks(cell.cell_id, pair))
-    texts = _furthest_texts(work.stores.values(), missing_pairs)
-    for pair, completion in texts.items():
-        work.left.know(pair, completion.num_tokens)  # the length, also for the cells that lack the pair
-        for cell in cells:
-            # Neither cell evicts, so both would write the same completion.
-            if work.lacks(cell.cell_id, pair) and is_untouched(completion, cell.policy):
-                work.append(cell.cell_id, completion)
-    return texts
+        _decode_group(work, model, group)
 
 
 _models: dict[ModelConfig, LoadedModel] = {}  # one at most
@@ -167,32 +149,45 @@ def _furthest_texts(stores: Iterable[CellStore], pairs: Collection[Pair]) -> dic
     return texts
 
 
-def _requests(
-    work: OpenCells, model: LoadedModel, cells: Sequence[Cell], texts: Mapping[Pair, Completion]
-) -> Iterator[Request]:
-    """Yield a request for each pair that some of the cells lack; `texts` have the tokens that they share."""
+def _requests(work: OpenCells, model: LoadedModel, cells: Sequence[Cell]) -> Iterator[Request]:
+    """Yield a request for each pair that some of the cells lack, with the tokens that they share, if any cell has them.
+
+    First a stored completion of any cell is stored for these cells too, where they would write the same.
+    """
     prompts = {problem.id: problem.prompt for problem in work.share.job.benchmark.problems}
+    missing: dict[Pair, list[Cell]] = {}
     for pair in work.share.pairs:
-        problem_id, draw = pair
-        cells_without = [cell for cell in cells if work.lacks(cell.cell_id, pair)]
-        if not cells_without:
-            continue
-        yield Request(
-            problem_id=problem_id,
-            draw=draw,
-            prompt_ids=model.dialogue.prompt_ids(prompts[problem_id]),
-            branches=tuple(Branch(cell_id=cell.cell_id, policy=cell.policy) for cell in cells_without),
-            forced=tuple(texts[pair].shared_ids) if pair in texts else (),
-        )
+        missing[pair] = [cell for cell in cells if work.lacks(cell.cell_id, pair)]
+    texts = _furthest_texts(work.stores.values(), [pair for pair in missing if missing[pair]])
+    for pair, cells_without in missing.items():
+        forced: Sequence[int] = ()
+        if pair in texts:
+            text = texts[pair]
+            forced = text.shared_ids
+            work.left.know(pair, text.num_tokens)  # the length, also for the cells that lack the pair
+            for cell in cells_without:
+                # Neither cell evicts, so both would write the same completion.
+                if is_untouched(text, cell.policy):
+                    work.append(cell.cell_id, text)
+        left = [cell for cell in cells_without if work.lacks(cell.cell_id, pair)]
+        if left:
+            problem_id, draw = pair
+            yield Request(
+                problem_id=problem_id,
+                draw=draw,
+                prompt_ids=model.dialogue.prompt_ids(prompts[problem_id]),
+                branches=tuple(Branch(cell_id=cell.cell_id, policy=cell.policy) for cell in left),
+                forced=tuple(forced),
+            )
 
 
-def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], texts: Mapping[Pair, Completion]) -> None:
+def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell]) -> None:
     """Decode the cells' missing completions; if memory runs out, decode the rest with half the slots."""
     job = work.share.job
     slots = job.slots
     reason = "slots= asks for them"  # replaced if they are counted from the free memory
     while True:
-        requests = list(_requests(work, model, cells, texts))
+        requests = list(_requests(work, model, cells))
         if not requests:
             return
         completions = Counter[str]()  # to decode, by cell_id
