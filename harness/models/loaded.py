@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -250,19 +250,11 @@ class LoadedModel:
                 observer_of_prompt.states.append(states_of_prompt)
         return hidden
 
-    def not_finite_in(self, ids: Sequence[int]) -> str:
-        """Name what gives numbers that are not finite for this text, the network or the cache, for a message."""
-        with torch.inference_mode():
-            hidden = self.read(torch.tensor([ids], device=self.device), 0, Prefill(), self.new_cache())
-            is_finite = bool(hidden.isfinite().all() and self.logits(hidden[0, -1:]).isfinite().all())
-        # If the network computes this text without a fault, the fault came of the rows that the cache gave it.
-        return "the cache" if is_finite else "the network"
-
-    def check_finite(self, hidden: Tensor, ids: Sequence[int], text: str) -> None:
+    def check_finite(self, hidden: Tensor, text: str) -> None:
         """Raise UserError if last hidden states of a text are NaN or infinite."""
         if not bool(hidden.isfinite().all()):
-            place = f"{text} has hidden states that are NaN or infinite, from {self.not_finite_in(ids)}"
-            raise UserError(f"{place}: take model.dtype=bfloat16 or float32, or look at the weights.")
+            broken = f"{text} has hidden states that are NaN or infinite"
+            raise UserError(f"{broken}: take model.dtype=bfloat16 or float32, or look at the weights.")
 
     def logits(self, hidden: Tensor, linear: Linear = functional.linear) -> Tensor:
         """Return logits [slots, vocabulary] of hidden states [slots, hidden_size]; `linear` multiplies."""

@@ -68,7 +68,7 @@ def read_whole(model: LoadedModel, token_ids: Sequence[int], prefill: Prefill) -
     ids = torch.tensor([token_ids], device=model.device)
     # Only linear layers need a cache to read a whole text.
     hidden = model.read(ids, 0, prefill, model.new_cache() if model.shape.states else None)[0]
-    model.check_finite(hidden, token_ids, f"a text of {len(token_ids)} tokens")
+    model.check_finite(hidden, f"a text of {len(token_ids)} tokens")
     return hidden
 
 

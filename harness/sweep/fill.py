@@ -248,7 +248,9 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
         written[cell_id].append(completion.num_tokens)
         work.append(cell_id, completion)
         if len(work.not_finite) > _MOST_NOT_FINITE:
-            raise _not_finite(work, model, completion)
+            ended = f"{counted(len(work.not_finite), 'text')} ended because logits were NaN or infinite"
+            hint = "take model.dtype=bfloat16 or float32, or look at the weights"
+            raise NotFiniteError(f"{job.name}: {ended}, the last for problem {completion.problem_id!r:.80}: {hint}.")
     wall = time.perf_counter() - start
     analytic = slots * SlotCache.bytes_per_slot(model.shape, cache.capacity, job.cache)
     # The cells were decoded together, so each row has the times of all; only `tokens` and `completions` are the cell's.
@@ -273,17 +275,6 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
             kv_bytes_analytic=analytic,
         )
         work.stores[cell_id].append_row(row)
-
-
-def _not_finite(work: OpenCells, model: LoadedModel, completion: Completion) -> NotFiniteError:
-    """Return the error that names what computes no number for a completion, the network or the cache."""
-    job = work.share.job
-    [prompt] = [problem.prompt for problem in job.benchmark.problems if problem.id == completion.problem_id]
-    texts = f"{counted(len(work.not_finite), 'text')} ended because logits were NaN or infinite"
-    token_ids = [*model.dialogue.prompt_ids(prompt), *completion.token_ids]
-    place = f"from {model.not_finite_in(token_ids)}"
-    hint = "take model.dtype=bfloat16 or float32, or look at the weights"
-    return NotFiniteError(f"{job.name}: {texts}, {place}, for problem {completion.problem_id!r:.80}: {hint}.")
 
 
 def _check_lengths(model: LoadedModel, lengths: Mapping[str, int], limit: int) -> None:

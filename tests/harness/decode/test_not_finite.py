@@ -98,16 +98,12 @@ def test_packed_rows_beside_such_a_text_are_right(scheme, scale):
     assert {done.stop_reason for (_, problem), done in found.items() if problem == 0} == {"not_finite"}
 
 
-def test_the_network_or_the_cache_is_named():
-    assert model_with({}).not_finite_in([5, 6, 7]) == "the cache"
-
-
 def test_labels_of_hidden_states_that_are_not_finite_are_refused():
     model = model_with({})
     trace = Trace(problem_id="p", draw=0, kept=True, token_ids=list(range(5, 15)), think_start=2, think_end=8)
     label_trace(model, trace, 1, LABEL_KINDS)
     model.network.model.layers[1].mlp.down_proj.weight.data[0, 0] = torch.nan
-    where = "a text of 10 tokens has hidden states that are NaN or infinite, from the network: "
+    where = "a text of 10 tokens has hidden states that are NaN or infinite: "
     with pytest.raises(UserError, match=where):
         label_trace(model, trace, 1, LABEL_KINDS)
 
@@ -144,7 +140,7 @@ def test_a_few_are_counted_and_named_and_many_fail_the_job(kvsweep, broken_dir, 
 
     many = kvsweep(*small, "benchmark.limit=9", "policy=full", "run_name=many")
     assert many.code == 1
-    assert "6 texts ended because logits were NaN or infinite, from the network" in many.err
+    assert "6 texts ended because logits were NaN or infinite, the last for" in many.err
     [rows] = (tmp_path / "many").glob("*/completions.jsonl")
     ended = [json.loads(line) for line in rows.read_text().splitlines()]
     assert [row["stop_reason"] for row in ended] == ["not_finite"] * 6
