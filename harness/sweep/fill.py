@@ -194,13 +194,10 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell]) ->
         for request in requests:
             completions.update(branch.cell_id for branch in request.branches)
         capacity = needed_capacity(requests, job.decoding)
-        slot_bytes = SlotCache.bytes_per_slot(model.shape, capacity, job.cache)
         if slots is None:
             slots, reason = auto_slots(model, requests, job.decoding, job.cache)
         what = f"{counted(completions.total(), 'completion')} of {counted(len(completions), 'cell')}"
-        size = f"{counted(slots, 'slot')} x {capacity} tokens x {slot_bytes // capacity:,} bytes"
-        total = f"{slots * slot_bytes / 2**20:.1f} MiB of keys and values"
-        print(f"{job.name}: {what}, {size} = {total} ({reason})", flush=True)
+        print(f"{job.name}: {what}, {counted(slots, 'slot')} x {capacity} tokens ({reason})", flush=True)
         try:
             _write(work, model, requests, slots)
             return
@@ -210,7 +207,7 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell]) ->
             if not out_of_memory and "DefaultCPUAllocator" not in str(error):
                 raise
             if slots == 1:
-                too_small = f"the memory does not hold one sequence of {capacity} tokens ({slot_bytes / 2**20:.0f} MiB)"
+                too_small = f"the memory does not hold one sequence of {capacity} tokens"
                 hint = "lower policy.budget or decoding.max_new_tokens, or take a larger device"
                 raise UserError(f"{job.name}: {too_small} beside the model: {hint}.") from error
         # Outside the handler: the error's traceback keeps the old cache alive. Completions that have ended are stored,
