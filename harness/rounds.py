@@ -58,7 +58,7 @@ def _run_rounds(jobs: Sequence[Job], launcher: Launcher) -> bool:
     for number, shares in enumerate(rounds):
         # Decided only now: the rows of the rounds before are stored.
         undecided, unfinished = _undecided_shares(shares)
-        failures += [error for _, error in unfinished]
+        failures += unfinished
         try:
             if launcher.waits:
                 started |= start([(undecided, decode_all)], launcher)
@@ -104,10 +104,8 @@ def staged(job: Job) -> list[StageShare]:
 
 def decode_stage(shares: Sequence[StageShare]) -> list[Exception]:
     """Like `decode_all`, for cells that earlier stages have not decided; the next round's task then waits."""
-    undecided, unfinished = _undecided_shares(shares)
-    for share, error in unfinished:
-        note_state(share, ["queued", "done"], "stopped", str(error))
-    failures = [*(error for _, error in unfinished), *decode_all(undecided)]
+    undecided, failures = _undecided_shares(shares)
+    failures += decode_all(undecided)
     # A decoding of all the job's cells has written "done", but a round of the job still waits.
     for share in shares:
         if share.has_next:
@@ -115,18 +113,17 @@ def decode_stage(shares: Sequence[StageShare]) -> list[Exception]:
     return failures
 
 
-def _undecided_shares(
-    shares: Sequence[StageShare],
-) -> tuple[list[Share], list[tuple[StageShare, UnfinishedRoundError]]]:
-    """Return the work left in each stage, and the shares with a stage that cannot start, each with its error."""
+def _undecided_shares(shares: Sequence[StageShare]) -> tuple[list[Share], list[Exception]]:
+    """Return the work left in each stage, and the errors of stages that cannot start, which are noted as stopped."""
     undecided = list[Share]()
-    unfinished = list[tuple[StageShare, UnfinishedRoundError]]()
+    failures = list[Exception]()
     for share in shares:
         try:
             undecided.append(share_of(_undecided_job(share)))
         except UnfinishedRoundError as error:
-            unfinished.append((share, error))
-    return undecided, unfinished
+            note_state(share, ["queued", "done"], "stopped", str(error))
+            failures.append(error)
+    return undecided, failures
 
 
 def _undecided_job(stage: StageShare) -> Job:
