@@ -90,11 +90,7 @@ def execute(share: ReplayShare, work: OpenCells) -> None:
 
 def read_jobs(directory: Path) -> list[Job]:
     """Return the jobs that wrote the cells of a run directory, from the cells' provenance."""
-
-    def refuse(folder: Path, reason: UserError) -> None:
-        raise reason
-
-    configs = begun_configs(directory, refuse)
+    configs = begun_configs(directory)
     if not configs:
         raise UserError(f"{directory} holds no cell that a sweep has begun: give the folder of a run.")
     begun = set[str]()

@@ -17,11 +17,11 @@ PLACES_FILE = "places.json"
 
 
 def begun_configs(
-    directory: Path, on_other: Callable[[Path, UserError], object]
+    directory: Path, on_other: Callable[[Path, UserError], object] | None = None
 ) -> list[tuple[dict[str, Any], set[str]]]:
     """Return each configuration that wrote cells of a run directory, with the ids of the cells that it started.
 
-    `on_other` gets each folder whose provenance names no such configuration, with the reason.
+    `on_other` gets each folder whose provenance names no such configuration, with the reason; None raises it.
     """
     configs: dict[str, dict[str, Any]] = {}  # by their hashes
     cell_ids = defaultdict[str, set[str]](set)
@@ -30,6 +30,8 @@ def begun_configs(
             try:
                 config = in_bundle(stored_config(file), directory)
             except UserError as reason:
+                if on_other is None:
+                    raise
                 on_other(cell.folder, reason)
                 continue
             # The run may lie elsewhere now, and it is read as a whole: all shards, all rounds.

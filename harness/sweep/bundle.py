@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from kvsweep.harness.settings import CONF, WEIGHTS, own_folder
-from kvsweep.harness.sweep.begun import PLACES_FILE
-from kvsweep.harness.sweep.job import stored_config
+from kvsweep.harness.sweep.begun import PLACES_FILE, begun_configs
 from kvsweep.messages.command_line import counted
 from kvsweep.messages.errors import UserError
-from kvsweep.run_files.row_types import PROVENANCE_FILE, leaves
-from kvsweep.run_files.run_reader import read_cells
+from kvsweep.run_files.row_types import leaves
 from kvsweep.run_files.safe_files import open_file
 
 HASHES_FILE = "SHA256SUMS"
@@ -47,10 +45,7 @@ def write_bundle(directory: Path, file: Path, *, problems: bool) -> str:
     Raises UserError for gated problems, unless `problems` says that they may be passed on.
     """
     directory = directory.resolve()
-    configs = []
-    for cell, _ in read_cells(directory):
-        # Each shard has a provenance file.
-        configs += [stored_config(path) for path in cell.files(PROVENANCE_FILE).values()]
+    configs = [config for config, _ in begun_configs(directory)]
     if not configs:
         raise UserError(f"{directory} holds no cell: give the folder of a run, such as results/runs/demo.")
     benchmarks = [config["benchmark"] for config in configs]
