@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 _STAND_IN = "\ue000"  # stands for a control token before a text
 _BRACKETED = re.compile(r"<\S.*>|\[\S.*\]", re.DOTALL)  # such as <tool_call> and [INST]
+
+
+def any_of(texts: Iterable[str]) -> str:
+    """Return a regular expression that matches any of the texts, the longest before its parts."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    return "|".join(map(re.escape, longest_first)) or "(?!)"  # (?!) matches nothing
 
 
 class ControlTokens:
@@ -32,8 +38,7 @@ class ControlTokens:
                 self._texts[token_id] = token.content
             if token.rstrip:
                 self._strips.add(token.content)
-        longest_first = sorted(self._texts.values(), key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")  # (?!) matches nothing
+        self._pattern = re.compile(any_of(self._texts.values()))
 
     def found_in(self, text: str) -> str | None:
         """Return a control token that the tokenizer reads in a text; None if there is none."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import glob
 import itertools
 import re
 from bisect import bisect_left, bisect_right
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from kvsweep.harness.models.chat import ControlTokens
+from kvsweep.harness.models.chat import ControlTokens, any_of
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.hub import first_line
 from kvsweep.messages.errors import UserError
@@ -114,11 +116,9 @@ class Dialogue:
             return
         unknown = self.tokenizer.unk_token
         if unknown is not None and unknown in actual:
-            pieces = [re.escape("".join(piece.split())) for piece in actual.split(unknown)]
-            first, *middle, last = pieces
-            # Each piece must follow at its first place (an atomic group): trying all places could take forever.
-            between = "".join(f"(?>.*?{piece})" for piece in middle)
-            if re.fullmatch(f"{first}{between}.*{last}", "".join(expected.split()), re.DOTALL):
+            pieces = [glob.escape("".join(piece.split())) for piece in actual.split(unknown)]
+            # fnmatch takes each piece at its first place: trying all places could take forever.
+            if re.fullmatch(fnmatch.translate("*".join(pieces)), "".join(expected.split())):
                 return
         lost = ", ".join(sorted({*expected} - {*actual})) or "characters"
         dropped = f"the tokenizer of {self.config.place} drops or changes {lost} of the text {text!r:.60}"
@@ -138,9 +138,7 @@ class Dialogue:
     def _beside_added(self) -> re.Pattern[str]:
         """Match an added token with the blanks around it, which a tokenizer may take, or write by itself."""
         texts = {self._normalised(token.content) for token in self.tokenizer.added_tokens_decoder.values()}
-        longest_first = sorted(texts - {"", self.tokenizer.unk_token}, key=len, reverse=True)
-        any_token = "|".join(map(re.escape, longest_first)) or "(?!)"  # (?!) matches nothing
-        return re.compile(rf"\s*({any_token})\s*")
+        return re.compile(rf"\s*({any_of(texts - {'', self.tokenizer.unk_token})})\s*")
 
     @cached_property
     def _control_tokens(self) -> ControlTokens:

@@ -241,13 +241,13 @@ class LoadedModel:
             assert len(ids) == 1, "a linear layer would read the padding of a shorter prompt"
             # A padded prefill has a Prefill and a place for each prompt, here for one.
             observer_of_prompt = prefill.parts[0][0] if isinstance(prefill, PaddedPrefill) else prefill
-            linears: list[Any] = [cache.layers[i] for i, kind in enumerate(self.shape.kinds) if kind == "linear"]
             observer_of_prompt.states = []
-            for layer in linears:
-                # transformers numbers a layer's states; these families have one of a kind, or no recurrent one.
-                states = (layer.conv_states[0], layer.recurrent_states[0])
-                states_of_prompt = [state[0] for state in states if state is not None]
-                observer_of_prompt.states.append(states_of_prompt)
+            layers: list[Any] = cache.layers
+            for layer, kind in zip(layers, self.shape.kinds, strict=True):
+                if kind == "linear":
+                    # transformers numbers a layer's states; these families have one of a kind, or no recurrent one.
+                    states = (layer.conv_states[0], layer.recurrent_states[0])
+                    observer_of_prompt.states.append([state[0] for state in states if state is not None])
         return hidden
 
     def check_finite(self, hidden: Tensor, text: str) -> None:

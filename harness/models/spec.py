@@ -88,9 +88,14 @@ class ModelSpec:
         facts = _Facts(config)
         family = str(facts["model_type"])
         _check_family(facts, family)
-        rope_settings = rope_parts(facts["rope_parameters"] or facts["rope_scaling"])
-        ropes = {str(settings.get("rope_type", settings.get("type", "default"))) for settings in rope_settings}
-        positions = _longest(facts, ropes)
+        rope = facts["rope_parameters"] or facts["rope_scaling"] or {}
+        ropes = {str(settings.get("rope_type", settings.get("type", "default"))) for settings in rope_parts(rope)}
+        lengths = [facts["max_position_embeddings"]]
+        # dynamic, longrope: another embedding beyond the original length, which stands beside or in their settings.
+        if not ropes <= _FIXED_ROPES:
+            name = "original_max_position_embeddings"
+            lengths += [facts[name], rope.get(name)]
+        positions = min((length for length in lengths if length is not None), default=None)
         named_kinds, window = _layers(facts, family)
         # A window as long as all positions is full attention, as long as no text is longer.
         window_acts = window is not None and (positions is None or window < positions)
@@ -262,19 +267,6 @@ def rope_parts(rope: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     rope = rope or {}
     of_kinds = [part for part in rope.values() if isinstance(part, Mapping)]
     return of_kinds or [rope]
-
-
-def _longest(facts: _Facts, ropes: set[str]) -> int | None:
-    """Return the tokens of the longest text that the model embeds as in its authors' code.
-
-    `ropes` are the types of its rotary embeddings: some stretch the original length.
-    """
-    rope = facts["rope_parameters"] or facts["rope_scaling"] or {}
-    lengths = [facts["max_position_embeddings"]]
-    # dynamic, longrope: another embedding beyond the original length, which stands beside their settings or in them.
-    if not ropes <= _FIXED_ROPES:
-        lengths += [source["original_max_position_embeddings"] for source in (facts, _Facts(rope))]
-    return min((length for length in lengths if length is not None), default=None)
 
 
 def read_spec(config: ModelConfig) -> ModelSpec:
