@@ -25,12 +25,12 @@ _ROLES = {
 }
 _ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 # Fields from which the tokenizer is built, and fields without effect if they have this value; None: any value.
-_USED = {f"ggml.{name}" for name in ("model", "pre", "tokens", "token_type", "merges", "scores")}
-_USED |= {"ggml.add_space_prefix", "ggml.add_bos_token", "chat_template"}
-_WITHOUT_EFFECT: dict[str, Any] = dict.fromkeys(
+_KNOWN: dict[str, Any] = dict.fromkeys(
     ("ggml.remove_extra_whitespaces", "ggml.add_sep_token", "ggml.add_eos_token"), False
 )
-_WITHOUT_EFFECT |= dict.fromkeys(("ggml.token_type_count", "chat_templates"))
+_KNOWN |= dict.fromkeys(("ggml.model", "ggml.pre", "ggml.tokens", "ggml.token_type", "ggml.merges", "ggml.scores"))
+_KNOWN |= dict.fromkeys(("ggml.add_space_prefix", "ggml.add_bos_token", "ggml.token_type_count"))
+_KNOWN |= dict.fromkeys(("chat_template", "chat_templates"))
 
 _NORMAL, _CONTROL, _ADDED, _LAST_TYPE = 1, 3, 4, 6
 _END = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -108,9 +108,9 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
             raise UserError(f"it lacks the field tokenizer.{name}")
     for name, value in fields.items():
         # chat_template.NAME: more templates.
-        if name in _USED or name.endswith("_token_id") or name.startswith("chat_template."):
+        if name.endswith("_token_id") or name.startswith("chat_template."):
             continue
-        if name not in _WITHOUT_EFFECT or _WITHOUT_EFFECT[name] not in (None, value):
+        if name not in _KNOWN or _KNOWN[name] not in (None, value):
             raise UserError(f"its field tokenizer.{name} ({value!r:.60}) is not known here")
     tokens = fields["ggml.tokens"]
     if len(set(tokens)) < len(tokens):

@@ -86,21 +86,16 @@ def from_place(load: Callable[..., Loaded], place: str, commit: str | None, **op
     return load(place, revision=commit, **options)
 
 
-def cached_file(place: str, revision: str | None, name: str) -> Path | None:
-    """Return the path of a file in a folder, whether or not it exists, or in the hub's local cache, else None."""
-    if Path(place).is_dir() or not is_id(place):
-        return Path(place) / name
-    from huggingface_hub import try_to_load_from_cache
-
-    path: Any = try_to_load_from_cache(place, name, revision=revision)
-    # None: the cache does not know; another object: the cache knows that the hub does not have the file.
-    return Path(path) if isinstance(path, str) else None
-
-
 def json_of(place: str, revision: str | None, name: str) -> dict[str, Any]:
     """Return the fields of a file of a folder or of the hub's local cache; {} without the file or without fields."""
-    file = cached_file(place, revision, name)
-    if file is None or not file.is_file():
+    file = Path(place) / name
+    if not Path(place).is_dir() and is_id(place):
+        from huggingface_hub import try_to_load_from_cache
+
+        cached: Any = try_to_load_from_cache(place, name, revision=revision)
+        # None: the cache does not know; another object: the cache knows that the hub does not have the file.
+        file = Path(cached) if isinstance(cached, str) else file
+    if not file.is_file():
         return {}
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
@@ -118,14 +113,13 @@ def check_tensors(missing: Collection[str], surplus: Collection[str] = ()) -> No
             raise ValueError(f"the checkpoint {what} the model, {len(names)} with {min(names)}")
 
 
-def lines_of(error: BaseException) -> list[str]:
-    """Return the lines of an error's message, or the error's type if it has none."""
-    return str(error).strip().splitlines() or [type(error).__name__]
-
-
 def first_line(error: BaseException) -> str:
-    """Return the start of an error's message for another sentence: its first line without a full stop."""
-    return lines_of(error)[0].rstrip(".")[:200]
+    """Return the start of an error's message for another sentence: its first line without a full stop.
+
+    It is the error's type if there is no message.
+    """
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rstrip(".:")[:200]
 
 
 def reason(place: str, revision: str | None, error: BaseException) -> str:
@@ -146,7 +140,7 @@ def reason(place: str, revision: str | None, error: BaseException) -> str:
             hint = "check the network, or the path, since no such folder is here"
             return f"the hub cannot be reached, and its cache on this disk lacks it: {hint}"
     hint = "correct its files, or name another" if (Path(place) / "config.json").is_file() else _NAME
-    return f"{lines_of(error)[0].rstrip('.')}: {hint}"
+    return f"{first_line(error)}: {hint}"
 
 
 def is_lfs_pointer(file: Path) -> bool:

@@ -5,6 +5,7 @@ start so late that the steps lie beyond the model's original length.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -195,9 +196,10 @@ def _check_rows(model: LoadedModel, prefill: Prefill) -> None:
     """Refuse a network with other layers, or states, than its config says; the cache takes no rows of other heads."""
     shape = model.shape
     # The prefill does not note the order of the layers, only how many there are of each kind.
-    kinds = ("full",) * len(prefill.rows) + ("window",) * len(prefill.windows) + ("linear",) * len(prefill.states)
-    if sorted(kinds) != sorted(shape.layer_kinds):
-        raise _refused(model, f"has layers {', '.join(kinds)}, not {', '.join(shape.layer_kinds)}")
+    layers = Counter(full=len(prefill.rows), window=len(prefill.windows), linear=len(prefill.states))
+    expected_layers = Counter(shape.layer_kinds)
+    if layers != expected_layers:
+        raise _refused(model, f"has layers {dict(layers)}, not {dict(expected_layers)}")
     expected = [(*size, dtype) for size, dtype in zip(shape.states, shape.state_dtypes, strict=True)]
     for states in prefill.states:
         actual = [(*state.shape, state.dtype) for state in states]
@@ -225,7 +227,8 @@ def _masks(network: Any, shape: CacheShape) -> Any:
     everywhere = torch.ones(_CHECKED, _CHECKED, dtype=torch.bool, device=network.device)
     later = everywhere.triu(1)
     evicted = later.clone()  # in layers of full attention; windows and states are not evicted from
-    evicted[-1, [i for i in range(_CHECKED - 1) if i not in _KEPT]] = True
+    evicted[-1] = True
+    evicted[-1, [*_KEPT, _CHECKED - 1]] = False
     before_window = ~everywhere.triu(1 - shape.window)  # a token sees itself and the window - 1 before it
     zeros = torch.zeros(1, 1, _CHECKED, _CHECKED, dtype=network.dtype, device=network.device)
     lowest = torch.finfo(network.dtype).min

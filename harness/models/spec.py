@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsweep.compression.config import LayerKind
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.hub import from_place, json_of, lack_of, lines_of, reason
+from kvsweep.harness.models.hub import first_line, from_place, json_of, lack_of, reason
 from kvsweep.messages.errors import UserError
 
 if TYPE_CHECKING:
@@ -328,8 +328,7 @@ def _build_architecture(config: ModelConfig) -> Any:
     try:
         return AutoConfig.for_model(**values)
     except Exception as error:  # each architecture checks its fields and raises its own errors
-        why = lines_of(error)[-1].strip().rstrip(".")[:200]
-        raise UserError(f"model.config cannot be built ({why}): correct its fields.") from error
+        raise UserError(f"model.config cannot be built ({first_line(error)}): correct its fields.") from error
 
 
 def cannot_load(config: ModelConfig, error: Exception) -> UserError:

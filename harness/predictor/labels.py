@@ -128,15 +128,14 @@ def _about(path: Path) -> str:
 
 def write_shard(path: Path, traces: Sequence[Trace], model: LoadedModel, recipe: Recipe, about: str) -> None:
     """Write the traces' hidden states and labels, concatenated, with the length of each; `about` describes them."""
-    parts: dict[str, list[Tensor]] = {name: [] for name in (*LABEL_KINDS, "hidden")}
+    rows: list[dict[Any, Tensor]] = []
     for trace in traces:
         longer = with_lead(trace, recipe.lead)
         hidden, labels = label_trace(model, longer, recipe.min_distance, LABEL_KINDS, recipe.impl)
-        parts["hidden"].append(hidden)
-        for kind, label in labels.items():
-            parts[kind].append(label)
-    tensors = {name: torch.cat(rows).cpu().contiguous() for name, rows in parts.items()}
-    tensors["lengths"] = torch.tensor([len(hidden) for hidden in parts["hidden"]])
+        rows.append({**labels, "hidden": hidden, "lengths": torch.tensor([len(hidden)])})
+    tensors = {}
+    for name in (*LABEL_KINDS, "hidden", "lengths"):
+        tensors[name] = torch.cat([row[name] for row in rows]).cpu()
     with replacing(path) as temporary:
         save_file(tensors, temporary, metadata={"about": about})
 

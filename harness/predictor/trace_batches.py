@@ -4,7 +4,7 @@
 trainer/fsdp_sft_trainer.py (`training_step`) and utils/torch_functional.py, whose schedule is transformers'.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,14 +46,12 @@ def trace_fitting(recipe: Recipe, rules: WholeTraces, manifest: Mapping[str, Any
     def fit_epoch(epoch: int) -> int:
         tokens = 0
         for batch in tqdm(batches(len(traces), recipe.batch, recipe.seed + epoch), desc="steps", leave=False):
-            tokens += fit_batch(head, optimizer, goals_of(batch), rules)
+            parts = micro_batches(batch, rules).tolist()
+            # Each is read when its turn comes.
+            goals = (read_traces(traces, numbers, recipe, rules) for numbers in parts)
+            tokens += fit_batch(head, optimizer, goals, rules)
             schedule.step()
         return tokens
-
-    def goals_of(batch: Tensor) -> Iterator[Goals]:
-        """Read the micro-batches of a batch, each when its turn comes."""
-        for numbers in micro_batches(batch, rules).tolist():
-            yield read_traces([traces[number] for number in numbers], recipe, rules)
 
     return Fitting(head, optimizer, schedule, fit_epoch)
 
@@ -88,12 +86,15 @@ def micro_batches(batch: Tensor, rules: WholeTraces) -> Tensor:
     return batch.view(-1, rules.ranks).T.reshape(-1, rules.micro_batch)
 
 
-def read_traces(traces: Sequence[StoredTrace], recipe: Recipe, rules: WholeTraces) -> Goals:
-    """Read one micro-batch. The released code rounds importance to its weights' dtype before it scales it."""
+def read_traces(traces: Sequence[StoredTrace], numbers: list[int], recipe: Recipe, rules: WholeTraces) -> Goals:
+    """Read the traces of one micro-batch by their numbers.
+
+    The released code rounds importance to its weights' dtype before it scales it.
+    """
     dtype = getattr(torch, rules.dtype)
     states, goals = [], []
-    for trace in traces:
-        hidden, labels = trace.read()
+    for number in numbers:
+        hidden, labels = traces[number].read()
         rounded = {kind: label.to(dtype) for kind, label in labels.items()}
         states.append(hidden)
         goals.append(target(rounded, recipe))
