@@ -66,10 +66,16 @@ def train(settings: PredictorSettings) -> dict[str, Any]:
         with replacing(path) as temporary:
             torch.save({"settings": conditions, "epoch": epoch + 1, **state}, temporary)
     place = Path(model.place).name if model.files() else model.place  # a hub id, or a folder's name without its path
-    of_model = {"model": model.name, "model_path": place, "model_revision": model.revision}
-    counts = {name: manifest[name] for name in ("traces", "tokens")}
-    questions = {"questions": read_questions(recipe.out)}
-    card = {**conditions, **of_model, **counts, **questions, "versions": describe_code()["packages"]}
+    card = {
+        **conditions,
+        "model": model.name,
+        "model_path": place,
+        "model_revision": model.revision,
+        "traces": manifest["traces"],
+        "tokens": manifest["tokens"],
+        "questions": read_questions(recipe.out),
+        "versions": describe_code()["packages"],
+    }
     save_predictor(head.to(torch.bfloat16), recipe.head, card)
     return {"head": str(recipe.head)}
 
