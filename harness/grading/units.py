@@ -5,10 +5,8 @@ A word that is none of these, and that is not known to say nothing, may change t
 
 import re
 import unicodedata
-from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
-from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -51,14 +49,10 @@ def read_words(text: str, *, single: bool) -> Words | None:
     text = re.sub(r"\bdeg(?:ree)?s?\s+K[a-z]*(?![a-z])", "K", text)  # deg Kelvin -> K
     tokens = _TOKEN.findall(text)
     factor = 1
-    first_other = 0  # token behind the multiplying words, such as "thousand"
-    for token in tokens:
-        scale = _scale(token)
-        if not scale:
-            break
+    while tokens and (scale := _scale(tokens[0])):  # such as "thousand"
         factor *= scale
-        first_other += 1
-    unit = _unit(tokens[first_other:], single)
+        del tokens[0]
+    unit = _unit(tokens, single)
     return None if unit is None else Words(factor, unit)
 
 
@@ -67,65 +61,44 @@ def _unit(tokens: list[str], single: bool) -> str | None:
 
     An unknown word may stand before a counted thing, as an adjective, and in "of rice" behind one.
     """
-    kinds = list[str]()  # of the words so far
     parts = list[tuple[str, int]]()  # names with their powers
     sign = 1  # -1 behind "per"
     power = 1  # of the next unit: 2 behind "square"
     needs_noun = False  # True behind an unknown word, until a counted thing or a unit follows
+    is_counted = False  # the last noun is a counted thing or a unit, not a word such as "total"
+    says_of_what = False  # behind "bags of"
     for token, following in zip(tokens, [*tokens[1:], ""], strict=False):
         word = token.lower()
-        kind = _kind(token, following)
-        if kind == "another number":  # a word such as half
-            return None
-        if kind == "per":
-            sign = -1
+        if _PREPOSITIONS.fullmatch(word) and following.isalpha():  # at the end, "in" are inches
+            says_of_what = is_counted
+            continue
         # "squared" is of the unit before it, if there is one, and else of the next.
-        elif kind == "exponent" or (word in ("squared", "cubed") and parts):
-            if not parts:
-                return None
+        is_exponent = re.fullmatch(r"-?\d+", token) or (word in ("squared", "cubed") and parts)
+        if is_exponent and not parts:
+            return None
+        if is_exponent:
             name, old = parts.pop()
             exponent = int(_POWERS.get(word, token))
             parts.append((name, exponent if old > 0 else -exponent))  # a unit behind "per" stays there
-        elif kind == "power":
+        elif word in ("/", "per"):
+            sign = -1
+        elif word in _POWERS and following:
             power = int(_POWERS[word])
-        elif kind == "unit":
-            parts.append((_name(token) or "", sign * power))
+        elif _changes_number(token):  # a word such as half
+            return None
+        elif unit := _name(token):
+            parts.append((unit, sign * power))
             power = 1
             needs_noun = False
-        elif kind == "unknown" and not _says_of_what(kinds):
+            is_counted = True
+        elif _HARMLESS.fullmatch(word):
+            is_counted = False
+        elif not says_of_what:
             if single:  # 1 apple: a counted thing in the singular, which no plural's ending shows
                 parts.append((word, 1))
             needs_noun = not single
-        # A harmless word or a preposition says nothing about the unit.
-        kinds.append(kind)
+        says_of_what = False
     return None if needs_noun else _spelled(parts)
-
-
-def _kind(token: str, following: str) -> str:
-    """What a word is before the word that follows it, "" at the end."""
-    word = token.lower()
-    if word in ("/", "per"):
-        return "per"
-    if re.fullmatch(r"-?\d+", token):
-        return "exponent"
-    if word in _POWERS and following:
-        return "power"
-    if _PREPOSITIONS.fullmatch(word) and following.isalpha():  # at the end, "in" are inches
-        return "preposition"
-    if _changes_number(token):
-        return "another number"
-    if _name(token) is not None:
-        return "unit"
-    return "harmless" if _HARMLESS.fullmatch(word) else "unknown"
-
-
-def _says_of_what(kinds_before: list[str]) -> bool:
-    """Whether an unknown word says only what was counted, as "rice" does in "bags of rice"."""
-    if kinds_before[-1:] != ["preposition"]:
-        return False
-    # What stands before "of" must be a counted thing itself, not a word such as "total".
-    nouns = [kind for kind in kinds_before if kind in ("unit", "harmless")]
-    return nouns[-1:] == ["unit"]
 
 
 def _spelled(parts: list[tuple[str, int]]) -> str:
@@ -221,13 +194,11 @@ def _scale(word: str) -> int | None:
     if len(word) == 1 and word.isascii() and word != "k":
         return None  # CLDR's short forms, such as M, are units too
     small = word.casefold()
-    english = _scales(_ENGLISH, "short")
-    for name in (small, small.removesuffix("s")):
-        if name in english:
-            return english[name]
-    in_other_languages = _scales(_OTHER_LOCALES, "long")
-    if small in in_other_languages:
-        return in_other_languages[small]
+    english = _scales(_ENGLISH, "short") | _scales(_ENGLISH, "long")
+    others = _scales(_OTHER_LOCALES, "long")
+    for scale in (english.get(small), english.get(small.removesuffix("s")), others.get(small)):
+        if scale:
+            return scale
     values = [int(unicodedata.numeric(char, 0)) for char in small]
     if small and all(values):  # of signs that are numbers, such as 万
         return prod(values)
@@ -237,24 +208,20 @@ def _scale(word: str) -> int | None:
 
 
 @cache
-def _scales(locales: tuple[str, ...], form: str) -> dict[str, int]:
-    """The multiplying words of CLDR's compact numbers, long ones or also short ones, and ours for English."""
-    scales = dict(_OTHER_SCALES) if locales == _ENGLISH else {}
-    for size, pattern in _patterns(locales, form):
-        # The pattern of 10,000 may be "00 thousand": two digits stand before the word, which then means 1,000.
-        word = re.sub(r"[0'.\s\u200f\u200e]", "", pattern).casefold()
-        digits = pattern.count("0")
-        if len(word) > 1 or (word and not word.isascii()):  # a single letter may be a unit
-            scales.setdefault(word, size // 10 ** (digits - 1))
-    return scales
+def _scales(locales: tuple[str, ...], length: str) -> dict[str, int]:
+    """The multiplying words of CLDR's compact numbers, such as 1000 for "0 thousand", and ours for English.
 
-
-def _patterns(locales: tuple[str, ...], form: str) -> Iterator[tuple[int, str]]:
-    """Yield size and pattern of CLDR's compact numbers, as 1000 and "0 thousand"; for `short` also the long ones."""
+    `length` is "long" or, for shorter forms, "short".
+    """
     from babel import Locale
 
-    lengths = ("long", "short") if form == "short" else ("long",)
-    for locale, length in product(locales, lengths):
+    scales = dict(_OTHER_SCALES) if locales == _ENGLISH else {}
+    for locale in locales:
         for patterns in Locale.parse(locale).compact_decimal_formats[length].values():
             for size, pattern in patterns.items():
-                yield int(size), pattern.pattern
+                # The pattern of 10,000 may be "00 thousand": two digits stand before the word, which then means 1,000.
+                word = re.sub(r"[0'.\s\u200f\u200e]", "", pattern.pattern).casefold()
+                digits = pattern.pattern.count("0")
+                if len(word) > 1 or (word and not word.isascii()):  # a single letter may be a unit
+                    scales.setdefault(word, int(size) // 10 ** (digits - 1))
+    return scales
