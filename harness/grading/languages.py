@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 
@@ -19,8 +20,12 @@ class Language(NamedTuple):
     the: str
     option: str
     choose: str
+    gap: str = r"\s+"  # between two words
+    begin: str = r"(?<![^\W\d_])"  # before a word
+    end: str = r"(?![^\W\d_])"  # behind a word
 
 
+_UNSPACED = {"gap": r"\s*", "begin": "", "end": ""}  # no spaces stand between these words
 LANGUAGES = {
     "German": Language("antwort|ergebnis|lösung", "richtige?|korrekte?|endgültige", "falsche?|nicht|keine?",
                        "ist|lautet|wäre|heißt",
@@ -64,13 +69,12 @@ LANGUAGES = {
     "Hindi": Language("उत्तर|जवाब", "सही|अंतिम", "गलत|नहीं", "है|होगा", "", "विकल्प", "चुनता हूँ"),
     "Arabic": Language("الإجابة|الجواب", "الصحيحة?|النهائية?", r"الخاطئة?|ليست?|لا\s*$", "ه[يو]", "",
                        "الخيار|الحرف", "أختار"),
-}  # fmt: skip
-# Languages that write no spaces between these words.
-UNSPACED = {
     "Chinese": Language("答案|结果|結果", "正确|正確|最终|最終", "错误|錯誤|不是|并非|排除|不[能会可]?(?:应该)?$",
-                        "应?[该該]?(?:是|为|為|选|選)", "", "选项|選項", "[选選][择擇]?"),
-    "Japanese": Language("答え|正解|解答|結果", "正しい|最終的?な?", "間違った|誤った|ではな", "は", "", "選択肢", ""),
-    "Korean": Language("정답|답|결과", "올바른|최종", "틀린|잘못된|아니", "은|는", "", "선택지|보기", ""),
+                        "应?[该該]?(?:是|为|為|选|選)", "", "选项|選項", "[选選][择擇]?",
+                        **_UNSPACED),
+    "Japanese": Language("答え|正解|解答|結果", "正しい|最終的?な?", "間違った|誤った|ではな", "は", "", "選択肢", "",
+                         **_UNSPACED),
+    "Korean": Language("정답|답|결과", "올바른|최종", "틀린|잘못된|아니", "은|는", "", "선택지|보기", "", **_UNSPACED),
 }  # fmt: skip
 # The same languages, English first, by the names that CLDR has for them.
 LOCALES = (
@@ -83,9 +87,11 @@ COPULA = r"(?:です|である|だ|입니다|이다|이에요|है|होग�
 
 def answer_words() -> str:
     """A pattern of the languages' words for an answer."""
-    spaced = "|".join(language.answer for language in LANGUAGES.values()).replace(" ", r"\s+")
-    unspaced = "|".join(language.answer for language in UNSPACED.values())
-    return rf"(?:(?<![^\W\d_])(?:{spaced})(?![^\W\d_])|{unspaced})"
+    words = []
+    for language in LANGUAGES.values():
+        answer = language.answer.replace(" ", language.gap)
+        words.append(f"{language.begin}(?:{answer}){language.end}")
+    return f"(?:{'|'.join(words)})"
 
 
 def declarations() -> Iterator[tuple[str, str, str]]:
@@ -93,54 +99,39 @@ def declarations() -> Iterator[tuple[str, str, str]]:
 
     With a pattern come the kind of answer ("" for all), and a pattern of the language's words that deny it.
     """
-    spaced = [(language, r"\s+", r"(?<!\w)", r"(?!\w)") for language in LANGUAGES.values()]
-    unspaced = [(language, r"\s*", "", "") for language in UNSPACED.values()]
-    for language, gap, begin, end in [*spaced, *unspaced]:  # between, before and behind words
-        option = language.option
-        wrong = rf"{begin}(?:{language.wrong}){end}"
-        verb = rf"(?:{gap}(?:{language.be}){end}(?:\s*:)?|\s*:|\s+[–—](?=\s))"  # "is", "is:", ":" or a dash
-        if language.the:  # in small letters: "A" may be the answer's letter
-            verb += rf"(?:\s+(?-i:{language.the})(?=\s))?"
-        for kind, noun in (("", language.answer), ("letter", option)):
-            subject = rf"{begin}(?:{noun})(?:{gap}(?:{language.right}))*"
-            yield kind, rf"{subject}{verb}(?:\s*(?:{option}))?[\s*_]*+", wrong
-        if language.choose:
-            yield "letter", rf"{begin}(?:{language.choose}){end}[\s*_:]*+", wrong
+    for answer, right, wrong, be, the, option, choose, gap, begin, end in LANGUAGES.values():
+        denial = rf"{begin}(?:{wrong}){end}"
+        verb = rf"(?:{gap}(?:{be}){end}(?:\s*:)?|\s*:|\s+[–—](?=\s))"  # "is", "is:", ":" or a dash
+        if the:  # in small letters: "A" may be the answer's letter
+            verb += rf"(?:\s+(?-i:{the})(?=\s))?"
+        for kind, noun in (("", answer), ("letter", option)):
+            subject = rf"{begin}(?:{noun})(?:{gap}(?:{right}))*"
+            yield kind, rf"{subject}{verb}(?:\s*(?:{option}))?[\s*_]*+", denial
+        if choose:
+            yield "letter", rf"{begin}(?:{choose}){end}[\s*_:]*+", denial
 
 
 # --- Characters ------------------------------------------------------------------------------------------------
 
 
-class _Plain(dict[int, str]):
-    """Characters of other widths and fonts, and digits of other scripts, as plain ones, by Unicode's own tables.
+@cache
+def _plain(char: str) -> str:
+    """A character of another width or font, or a digit of another script, as a plain one, by Unicode's own tables.
 
     Letterlike symbols have meanings of their own: ℝ is no R. A wide mark but the comma has its space in it.
     """
-
-    def __missing__(self, code: int) -> str:
-        """Find the plain text of the character with this code, and keep it."""
-        char = chr(code)
-        plain = char
-        decomposition = unicodedata.decomposition(char).split()  # such as <wide> 0041
-        form = decomposition[0] if decomposition else ""
-        # 0x2100 to 0x214f are the letterlike symbols.
-        if form in ("<wide>", "<narrow>", "<font>", "<circle>") and not 0x2100 <= code < 0x2150:
-            plain = "".join(chr(int(hexadecimal, 16)) for hexadecimal in decomposition[1:])
-            if plain == "(":
-                plain = " ("
-            elif plain in {*":;!?"}:
-                plain += " "
-        elif unicodedata.decimal(char, None) is not None:
-            plain = str(unicodedata.decimal(char))
-        self[code] = plain
-        return plain
-
-
-_PLAIN = _Plain()
+    form = unicodedata.decomposition(char).split(" ")[0]  # such as <wide>, before the plain character
+    # U+2100 to U+214F are the letterlike symbols.
+    if form in ("<wide>", "<narrow>", "<font>", "<circle>") and not "\u2100" <= char < "\u2150":
+        plain = unicodedata.normalize("NFKC", char)
+        if plain == "(":
+            return " ("
+        return f"{plain} " if plain in ":;!?" else plain
+    return str(unicodedata.decimal(char, char))
 
 
 def plain_characters(text: str) -> str:
-    return text if text.isascii() else text.translate(_PLAIN)
+    return text if text.isascii() else "".join(map(_plain, text))
 
 
 # Digits and signs that Unicode has raised or lowered.

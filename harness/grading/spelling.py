@@ -40,18 +40,6 @@ for _new, _spelled in _SPELLED_AS.items():
     _SPELLED |= dict.fromkeys(_spelled.split(), _new)
 
 
-def _degrees(match: re.Match[str]) -> str:
-    """The function of an angle in degrees as that of the angle in radians."""
-    function, *angles = match.groups()
-    angle = "".join(filter(None, angles))  # in round brackets, in braces, or in none
-    return rf"{function}(\frac{{{angle}\pi}}{{180}})"
-
-
-def _without_point(match: re.Match[str]) -> str:
-    r"""The real numbers without one, as two intervals."""
-    return rf"(-\infty, {match[1]}) \cup ({match[1]}, \infty)"
-
-
 def _repeating(decimal: re.Match[str]) -> str:
     r"""`0.1\overline{6}` as a fraction, (16 - 1) / 90."""
     whole, places, period = decimal.groups()
@@ -92,7 +80,7 @@ def peeled(text: str) -> str:
 
 
 # One spelling of what can be spelled in several ways: pattern, replacement and an example, in the order of use.
-# `(?<!\\)` spares the `\\` between matrix rows.
+# A group that did not match is empty in a replacement. `(?<!\\)` spares the `\\` between matrix rows.
 SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
     (r"[\u200b-\u200d\u2060\ufeff]", "", "12\u200b -> 12"),
     (r"[\xa0\u2000-\u200a\u202f\u205f\u3000]", " ", "12\u202f345 -> 12 345"),
@@ -121,7 +109,7 @@ SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
     (r"(?<![\w!])([A-Za-z]|\d+|\([^()]*\))!\s*(?=\^)", r"(\1!)", "n!^2 -> (n!)^2"),
     (r"\\lg(?![A-Za-z])", r"\\log_{10}", r"\lg 100 -> \log_{10} 100"),
     (r"\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?",
-     lambda match: rf"\overline{{{''.join(filter(None, match.groups()))}}}",
+     r"\\overline{\1\2\3}",
      r"0.\dot{3} -> 0.\overline{3}"),
     (r"\\hat\s*\{?\s*\\?([ijk])(?:math)?\s*\}?", r"\\mathbf{\1}", r"5\hat{i} -> 5\mathbf{i}"),
     (r"^\$?\\\$\s*(\d(?:\d|\.\d|\{?,\}?|\\!)*)\.?\$?$", r"\1\\text{dollars}", r"\$18.90 -> 18.90\text{dollars}"),
@@ -142,7 +130,8 @@ SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
     (r"\\\{\s*\\\}", r"\\emptyset ", r"\{ \} -> \emptyset "),
     (r"\\operatorname\s*\{cis\}|(?<![A-Za-z])cis(?![A-Za-z])", r"\\cis", r"\operatorname{cis} 2 -> \cis 2"),
     (rf"(\\(?:sin|cos|tan|cot|sec|csc|cis)(?:\s*\^\s*(?:\{{-?\d+\}}|\d))?)"
-     rf"(?:\s*\({_ANGLE}\)|\s*\{{{_ANGLE}\}}|{_ANGLE})", _degrees, r"\sin 40^\circ -> \sin(\frac{40\pi}{180})"),
+     rf"(?:\s*\({_ANGLE}\)|\s*\{{{_ANGLE}\}}|{_ANGLE})", r"\1(\\frac{\2\3\4\\pi}{180})",
+     r"\sin 40^\circ -> \sin(\frac{40\pi}{180})"),
     (r"\\cis\s*\(([^()]*)\)", r"(\\cos(\1)+i \\sin(\1))", r"\cis(x) -> (\cos(x)+i \sin(x))"),
     (rf"(\d+)\s*\^\s*\{{?\\circ\s*\}}?\s*(\d+)\s*{_MINUTES}(?:\s*(\d+)\s*(?:{_MINUTES}{{2}}|\"))?",
      lambda match: rf"\frac{{{3600 * int(match[1]) + 60 * int(match[2]) + int(match[3] or 0)}}}{{3600}}^\circ",
@@ -169,7 +158,7 @@ SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
      r"|x| \geq 2 -> x \geq 2 \lor -(x) \geq 2"),
     (r"\|([^|<>=\\]+)\|\s*(<|\\leq)\s*([^,;<>=]+)$", r"-(\3) \2 \1 \2 \3", "|x| < 2 -> -(2) < x < 2"),
     (r"(?<![A-Za-z\\])C(?:_\{?(\d+)\}?\s*\^\s*\{?(\d+)\}?|\((\d+), ?(\d+)\))",
-     lambda match: rf"\binom{{{match[1] or match[3]}}}{{{match[2] or match[4]}}}", r"C_{10}^3 -> \binom{10}{3}"),
+     r"\\binom{\1\3}{\2\4}", r"C_{10}^3 -> \binom{10}{3}"),
     (r"(?:\{\})?[_^]\{?(\d+)\}?\s*C_\{?(\d+)\}?", r"\\binom{\1}{\2}", r"{}_{10}C_3 -> \binom{10}{3}"),
     (r"([^,;]*)\\pm(?!od)([^,;]*?)\.?(?=[,;]|$)", r"\1+\2, \1-\2", r"2 \pm 1 -> 2 + 1, 2 - 1"),
     (r"(^|[=,(\[])\s*(?:\+|\\approx(?![a-z]))", r"\1", r"x =\approx 3 -> x = 3"),
@@ -183,7 +172,8 @@ SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
     (r"^\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid|\\colon|[:|])\s*(.*)\\\}$",
      lambda match: re.sub(rf"(?<![A-Za-z\\]){match[1]}(?![A-Za-z])", "x", match[2]), r"\{t : t>3\} -> x>3"),
     (r"\\mathbb\{R\}\s*(?:\\(?:small)?setminus|\\backslash|-)\s*\\\{\s*((?:[^{},\\]|\\frac\{\d+\}\{\d+\})+)\\\}",
-     _without_point, r"\mathbb{R}\setminus\{5\} -> (-\infty, 5) \cup (5, \infty)"),
+     r"(-\\infty, \1) \\cup (\1, \\infty)",
+     r"\mathbb{R}\setminus\{5\} -> (-\infty, 5) \cup (5, \infty)"),
     (r"^([\[\](])([^\[\]()]*,[^\[\]()]*)([\[\])])$",
      lambda match: match[1].replace("]", "(") + match[2] + match[3].replace("[", ")"), "]2,5[ -> (2,5)"),
     (r"^\((\d{1,3}(?:,0\d\d)+)\)$", lambda match: f"({match[1].replace(',', '')})", "(1,000) -> (1000)"),

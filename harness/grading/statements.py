@@ -161,15 +161,10 @@ DECLARATIONS: tuple[tuple[str, str, str], ...] = (
 )  # fmt: skip
 
 
-class _Declaration(NamedTuple):
-    kind: str
-    pattern: re.Pattern[str]
-    wrong: re.Pattern[str]  # what denies it
-
-
-_DECLARED = list[_Declaration]()
+# Kind, pattern, and the pattern of what denies it.
+_DECLARED = list[tuple[str, re.Pattern[str], re.Pattern[str]]]()
 for _kind, _pattern, _wrong in (*((kind, pattern, r"\bnot\b") for kind, pattern, _ in DECLARATIONS), *declarations()):
-    _DECLARED.append(_Declaration(_kind, re.compile(_pattern, re.I | re.M), re.compile(_wrong, re.I)))
+    _DECLARED.append((_kind, re.compile(_pattern, re.I | re.M), re.compile(_wrong, re.I)))
 _OTHER = r"\b(?:wrong|incorrect|mistaken|false|previous|earlier|prior)\s+"  # answer, which then is not the stated one
 _OTHER_ANSWER = rf"{_OTHER}answers?(?:\s+(?:is|are|was|were|would)\b|:)"
 _DOUBTED = re.compile(
@@ -194,11 +189,11 @@ def _declared(text: str, kind: AnswerKind) -> Statement | None:
     start = 0 if kind == "letter" else max(0, len(text) - _TAIL_CHARS)
     kinds = ("", "letter" if kind == "letter" else "number")  # "": a declaration of any kind of answer
     end, value = -1, ""  # of the last declaration
-    for declaration in _DECLARED:
-        if declaration.kind not in kinds:
+    for declared_kind, pattern, wrong in _DECLARED:
+        if declared_kind not in kinds:
             continue
-        for match in declaration.pattern.finditer(text, start):
-            declared = _declared_value(text, match, declaration.wrong, kind)
+        for match in pattern.finditer(text, start):
+            declared = _declared_value(text, match, wrong, kind)
             if declared:
                 end, value = max((end, value), (match.end(), declared))  # of two pairs the one that ends later
     if not value:
@@ -386,19 +381,16 @@ _LINKS = re.compile(r"\b(?:is|be|so|thus|therefore|hence|option|choice|answer)\b
 def _bold_letter(tail: str) -> Statement | None:
     """The letter that alone is bold, or the bold letter at the end."""
     letters = list[str]()
-    last = None  # match of the last bold letter
-    for match in re.finditer(r"\*\*([^*\n]{1,200})\*\*", tail):
-        letter = letter_of(match[1])
-        if letter:
-            letters.append(letter)
-            last = match
-    if last is None:
-        return None
-    start_of_line = tail.rfind("\n", 0, last.start()) + 1
-    line = tail[start_of_line:].split("\n")[0]
+    last_line = last_bold = ""  # of the last letter
+    for line in tail.split("\n"):
+        for bold in re.findall(r"\*\*([^*]{1,200})\*\*", line):
+            letter = letter_of(bold)
+            if letter:
+                letters.append(letter)
+                last_line, last_bold = line, bold
     is_only_letter = len({*letters}) == 1
-    is_at_end = not tail[last.end() :].strip(" .!\n")
-    if _WRONG.search(line) or not (is_only_letter or is_at_end):
+    is_at_end = letters and tail.rstrip(" .!\n").endswith(f"**{last_bold}**")
+    if _WRONG.search(last_line) or not (is_only_letter or is_at_end):
         return None
     return Statement("bold type", letters[-1])
 
