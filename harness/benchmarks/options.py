@@ -23,25 +23,23 @@ def option_orders(ids: Sequence[str], seed: int, rule: OptionOrder = "balanced")
     right equally often, within one. Wrong options follow in the order of a hash of (seed, id, number). The other rules
     draw one order after another: simple-evals as in its first repeat, NeMo-Skills as in its rows.
     """
+    orders = {}
     if rule != "balanced":
         numbers = random.Random(seed)
-        return {problem_id: _drawn_order(numbers, rule) for problem_id in ids}
-    orders = {}
+        for problem_id in ids:
+            order = [1, 2, 3, 0]  # NeMo-Skills appends the right option to the wrong ones
+            if rule == "simple_evals":
+                order = numbers.sample(range(4), 4)
+            else:
+                numbers.shuffle(order)
+            orders[problem_id] = tuple(order)
+        return orders
     by_hash = sorted(ids, key=lambda problem_id: _digest(seed, problem_id))
     for rank, problem_id in enumerate(by_hash):
         order = sorted((1, 2, 3), key=lambda number: _digest(seed, problem_id, number))
         order.insert(rank % len(LETTERS), 0)
         orders[problem_id] = tuple(order)
     return orders
-
-
-def _drawn_order(numbers: random.Random, rule: OptionOrder) -> tuple[int, ...]:
-    """Return the next order that another program's rule draws."""
-    if rule == "simple_evals":
-        return tuple(numbers.sample(range(4), 4))
-    order = [1, 2, 3, 0]  # NeMo-Skills appends the right option to the wrong ones
-    numbers.shuffle(order)
-    return tuple(order)
 
 
 def _digest(*parts: object) -> str:
