@@ -7,14 +7,13 @@ left to the library.
 
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from kvsweep.harness.grading.spelling import number_of_base, readable, split
 from kvsweep.harness.grading.units import DEGREE
-from kvsweep.harness.grading.values import NoValue, TooMuchWork, Values
+from kvsweep.harness.grading.values import NoValue, Values
 
 _MAX_CHARS = 300  # Nothing longer is calculated: it is equal only if it is written the same.
 
@@ -163,8 +162,12 @@ def _same_otherwise(answer: str, gold: str, also_named: re.Pattern[str] = _NAME)
         return _same(rf"(-\infty, {parts[1]}) \cup ({parts[1]}, \infty)", gold)
     if signs <= {"<", r"\leq"} and gold_kind in _BRACKETS:  # the library reads 1 < x < 2 as the interval (1, 2)
         return _same_expression(answer, gold)
-    if kind == "()":
-        return _same_tuple(parts, gold)
+    if kind == "()":  # beside a column or a list
+        column = re.fullmatch(r"\\begin\{[pb]matrix\}([^&]*)\\end\{[pb]matrix\}", gold)
+        entries = gold_parts if gold_kind == "list" else []
+        if column:
+            entries, _ = split(column[1], (r"\\",))
+        return _same_parts(parts, entries, ordered=True) if entries else None
     if kind == r"\{\}":
         if gold == r"\emptyset":  # what has a member is not empty
             return None
@@ -214,16 +217,6 @@ def _same_equation(
     return equal, "the value of a name: an equation is a value only if its left side is a single name"
 
 
-def _same_tuple(parts: list[str], gold: str) -> tuple[bool, str] | None:
-    """Whether a tuple says the same as a column or a list; None beside anything else."""
-    gold_kind, gold_parts = _structure(gold)
-    column = re.fullmatch(r"\\begin\{[pb]matrix\}([^&]*)\\end\{[pb]matrix\}", gold)
-    if column:
-        entries, _ = split(column[1], (r"\\",))
-        return _same_parts(parts, entries, ordered=True)
-    return _same_parts(parts, gold_parts, ordered=True) if gold_kind == "list" else None
-
-
 def _chained(lower: str, upper: str) -> str | None:
     """One chain of two inequalities, x > 1 and x < 2 as 1 < x < 2; None of others."""
     sign, low = _structure(lower)
@@ -243,7 +236,7 @@ def _same_relation(kind: str, parts: list[str], gold: list[str]) -> tuple[bool, 
         return True, "relations with equal sides"
     can_be_calculated = len(parts) == 2 and kind != r"\in" and not _AS_WRITTEN.search("".join((*parts, *gold)))
     if can_be_calculated:
-        with _reading():  # which ends the block at what the library cannot read: then the last line decides
+        with suppress(Exception):  # what the library cannot read: then the last line decides
             difference = f"({parts[0]}) - ({parts[1]})"
             gold_difference = f"({gold[0]}) - ({gold[1]})"
             left, right, values = _parsed(difference, gold_difference)
@@ -286,8 +279,7 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
     # A decimal beside none may be rounded to six places, as the library has it.
     is_rounded = ("." in answer) != ("." in gold) and re.search(r"\.\d{6}", both)
     slack = 1.001e-6 if is_rounded else 1e-18
-    # `_reading` ends the block at what the library cannot read; then the last line decides.
-    with _reading():
+    with suppress(Exception):  # what the library cannot read: then the last line decides
         left, right, values = _parsed(answer, gold)
         return _same_form(left, right, values, slack)
     return False, "the library cannot read it, or a part of it is too large"
@@ -315,20 +307,9 @@ def _same_form(left: Any, right: Any, values: Values, slack: float) -> tuple[boo
     return verify(right, left, allow_set_relation_comp=True, timeout_seconds=None), "math-verify"
 
 
-@contextmanager
-def _reading() -> Iterator[None]:
-    """End the block at whatever the library raises; TooMuchWork goes on to the caller, since it decides nothing."""
-    try:
-        yield
-    except TooMuchWork:
-        raise
-    except Exception:  # sympy raises many things
-        return
-
-
 def _parsed(answer: str, gold: str) -> tuple[Any, Any, Values]:
     """Two texts as the library reads them: `x` and `X` are one name unless both occur."""
-    has_i = any(re.search(r"(?<![A-Za-z\\])i(?![A-Za-z])", text) for text in (answer, gold))
+    has_i = re.search(r"(?<![A-Za-z\\])i(?![A-Za-z])", f"{answer};{gold}") is not None
     one_case = _has_one_case(answer, gold)
     return _form(answer, has_i, one_case), _form(gold, has_i, one_case), Values(has_i=has_i)
 

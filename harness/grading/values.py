@@ -35,8 +35,8 @@ class TooLarge(Exception):
     """A part of a form has too many digits to be calculated exactly."""
 
 
-class TooMuchWork(Exception):
-    """A pair needs more work than any pair may."""
+class TooMuchWork(BaseException):
+    """A pair needs more work than any pair may. No `Exception`: those say that sympy cannot read it, and decide."""
 
 
 class _Undefined(Exception):
@@ -171,17 +171,14 @@ class Values:
         if self._work > _MOST_WORK:
             raise TooMuchWork(f"more than {_MOST_WORK:,} parts")
         value = self._calculated(form, point)
-        if isinstance(value, Fraction):
-            self._size = max(self._size, _bits(value) / _BITS_PER_DIGIT)
-            return value
-        from mpmath import mag, mpc
+        from mpmath import mpc
 
         if isinstance(value, mpc) and value.imag == 0:
             value = value.real
         if isinstance(value, mpc) and self._is_real:
             raise _Undefined
         if value:
-            bits = float(mag(value))  # the binary exponent: negative for a small number, which takes no digits away
+            bits = _bits(value)  # below 0 for a small number, which takes no digits away
             if form.func.__name__ == "exp":
                 bits = abs(bits)  # a small exp has a large exponent, whose digits it lacks
             if math.isfinite(bits):
@@ -198,7 +195,7 @@ class Values:
             return Fraction(int(form.p), int(form.q))
         # Only a name is turned into a text: to write a sum, sympy would calculate its parts and put them in order.
         if form.is_Symbol or isinstance(form, AppliedUndef):
-            return mpmath.mpc(0, 1) if str(form) == "i" and "i" not in point else point[str(form)]
+            return point.get(str(form), mpmath.mpc(0, 1))  # only i, the imaginary unit, has no number
         if name == "ImaginaryUnit":
             return mpmath.mpc(0, 1)
         if form.is_NumberSymbol or form.is_Float:
@@ -241,8 +238,7 @@ class Values:
                 raise _Undefined
             return Fraction(1 if exponent == 0 else 0)
         # The base's bits times the exponent are about those of the power.
-        bits = _bits(base) if isinstance(base, Fraction) else abs(float(mpmath.mag(base)))
-        if abs(exponent) * max(bits, 1) > _MOST_BITS:
+        if abs(exponent) * max(abs(_bits(base)), 1) > _MOST_BITS:
             raise TooLarge("a power")
         if isinstance(base, Fraction) and _is_whole(exponent):
             return base ** int(exponent)
@@ -277,9 +273,8 @@ class Values:
             return values[0] % values[1]
         if name in ("floor", "ceiling") and isinstance(values[0], Fraction):
             return Fraction(math.floor(values[0]) if name == "floor" else math.ceil(values[0]))
-        extremes = {"Max": max, "Min": min}
-        name_in_mpmath = "fac2" if name == "factorial2" else MPMATH_TRANSLATIONS.get(name, name)
-        calculate: Any = extremes.get(name) or getattr(mpmath, name_in_mpmath, None)
+        functions = {"Max": max, "Min": min, "factorial2": mpmath.fac2}
+        calculate: Any = functions.get(name) or getattr(mpmath, MPMATH_TRANSLATIONS.get(name, name), None)
         if calculate is None:
             raise NoValue(name)
         return calculate(*map(mpmath.convert, values))
@@ -289,8 +284,13 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, Fraction) and value.denominator == 1
 
 
-def _bits(value: Fraction) -> int:
-    return max(value.numerator.bit_length(), value.denominator.bit_length())
+def _bits(value: Any) -> float:
+    """The bits of a fraction's longer part, or the binary exponent of a number of mpmath."""
+    from mpmath import mag
+
+    if isinstance(value, Fraction):
+        return max(value.numerator.bit_length(), value.denominator.bit_length())
+    return float(mag(value))
 
 
 def _points(names: Sequence[str], *, is_real: bool) -> Iterator[dict[str, Any]]:
