@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -274,19 +275,17 @@ def derivations(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[range]:
     text = "".join(pieces)
     cuts = [0, *(match.end() for match in re.finditer(SENTENCES, text)), len(text)]
     paragraph_ends = [match.end() for match in _pattern("--split", split).finditer(text)]
-    steps: list[tuple[int, int]] = []  # first character of each, and the one behind its last
+    steps: list[list[int]] = []  # first character of each, and the one behind its last
     goes_on = False
     for begin, end in pairwise(cuts):
         sentence = text[begin:end]
         if re.search(EQUATION, sentence):
-            steps.append((begin, end))
+            steps.append([begin, end])
             goes_on = True
             continue
-        has_number = re.search(r"\d", sentence) is not None
-        goes_on = goes_on and has_number and begin not in paragraph_ends
+        goes_on = goes_on and bool(re.search(r"\d", sentence)) and begin not in paragraph_ends
         if goes_on:
-            first, _ = steps[-1]
-            steps[-1] = first, end
+            steps[-1][1] = end
     if not steps:
         return _parts(pieces, paragraph_ends or cuts)  # the cuts between sentences, if there is one paragraph
     return [token_range(pieces, begin, end) for begin, end in steps]
@@ -294,11 +293,9 @@ def derivations(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[range]:
 
 def _parts(pieces: Sequence[str], ends: Sequence[int]) -> list[range]:
     """Cut the tokens at characters of the text; a part begins with the first token completely behind the cut."""
-    begins = [0, *accumulate(map(len, pieces))][:-1]  # the first character of each token
-    cuts_before = np.searchsorted(ends, begins, side="right")  # cuts at or before each token's first character
-    # A part begins at each token with more cuts before it than the token before has.
-    first_tokens = (np.flatnonzero(np.diff(cuts_before)) + 1).tolist()
-    return [range(begin, end) for begin, end in pairwise([0, *first_tokens, len(pieces)])]
+    begins = list(accumulate(map(len, pieces), initial=0))  # the first character of each token, and the text's end
+    first_tokens = np.searchsorted(begins, ends).tolist()
+    return [range(begin, end) for begin, end in pairwise(sorted({0, *first_tokens, len(pieces)}))]
 
 
 def matches(pieces: Sequence[str], pattern: str = EQUATION) -> list[range]:
@@ -309,14 +306,15 @@ def matches(pieces: Sequence[str], pattern: str = EQUATION) -> list[range]:
 
 def read_steps(text: str) -> list[range]:
     """Read `0-31,40-80`, first and last tokens of thinking steps; disorder or overlap raises UserError."""
-    steps: list[range] = []
-    for word in text.split(","):
-        bounds = re.fullmatch(r"\s*(\d+)-(\d+)\s*", word)
-        step = range(int(bounds[1]), int(bounds[2]) + 1) if bounds else range(0)  # empty: refused below
-        is_behind = not steps or step.start >= steps[-1].stop
-        if not step or not is_behind:
-            raise UserError(f"--steps {text} cannot be used: write first and last tokens in order, as in 0-31,40-80.")
+    steps = []
+    bounds: list[int] = []
+    for first, last in re.findall(r"(\d+)-(\d+)", text):
+        step = range(int(first), int(last) + 1)
         steps.append(step)
+        bounds += [step.start, step.stop]
+    is_list = re.fullmatch(r"\s*\d+-\d+\s*(,\s*\d+-\d+\s*)*", text)
+    if not is_list or not all(steps) or bounds != sorted(bounds):
+        raise UserError(f"--steps {text} cannot be used: write first and last tokens in order, as in 0-31,40-80.")
     return steps
 
 
@@ -325,18 +323,15 @@ def step_numbers(steps: Sequence[range], tokens: int) -> list[int]:
     bounds: list[int] = []
     for step in steps:
         bounds += [step.start, step.stop]
-    bounds_before = np.searchsorted(np.unique(bounds), np.arange(tokens), side="right")
-    # Tokens with as many bounds before them are of one step; `unique` counts these numbers from 0 without gaps.
-    _, numbers = np.unique(bounds_before, return_inverse=True)
-    return numbers.tolist()
+    begins_step = np.isin(np.arange(tokens), bounds)  # of each token
+    return [0, *np.cumsum(begins_step[1:]).tolist()]  # the first token begins step 0
 
 
 def token_range(pieces: Sequence[str], begin: int, end: int) -> range:
     """Return the tokens that hold any character from `begin` up to `end` of the joined pieces."""
     ends = list(accumulate(map(len, pieces)))  # the character behind each token
-    first = int(np.searchsorted(ends, begin, side="right"))  # the first token that ends behind `begin`
-    last = int(np.searchsorted(ends, end, side="left"))  # the first token that ends at `end` or behind it
-    return range(first, last + 1)
+    # From the first token that ends behind `begin` to the first that ends at `end` or behind it.
+    return range(bisect_right(ends, begin), bisect_left(ends, end) + 1)
 
 
 def _pattern(option: str, pattern: str) -> re.Pattern[str]:
