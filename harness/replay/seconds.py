@@ -72,26 +72,24 @@ def _time(engine: Engine, requests: Sequence[Request], why: Why, number: int) ->
         torch.cuda.reset_peak_memory_stats(device)
     steps_at = Counter[int]()  # by rows of the longest slot, a multiple of `_ROWS`
     seconds_at = defaultdict[int, float](float)
+    steps_before = 0
+    seconds_before = 0.0
     cpu_before = time.process_time()
-    # At the beginning of the steps that are not counted yet; the first step sets the rows.
-    rows, steps_before, seconds_before = -1, 0, 0.0
 
-    def count_steps() -> None:
-        """Add the steps that are not counted yet, and their seconds: in all of them the longest slot had `rows`."""
+    def rows_now(_: object) -> int:
+        return engine.cache.longest // _ROWS * _ROWS  # 0 behind the last step, which leaves no slot
+
+    for rows, steps in itertools.groupby(engine.steps(requests), rows_now):
+        # The step that makes the longest slot longer begins the next group. It began with these rows, and counts here.
+        for _ in steps:
+            pass
         if on_gpu:
             torch.cuda.synchronize(device)
         clock.settle()
         steps_at[rows] += clock.steps - steps_before
         seconds_at[rows] += clock.decode - seconds_before
-
-    for _ in engine.steps(requests):
-        rows_now = engine.cache.longest // _ROWS * _ROWS  # 0 behind the last step, which leaves no slot
-        if rows < 0:
-            rows = rows_now
-        elif rows_now != rows:
-            count_steps()
-            rows, steps_before, seconds_before = rows_now, clock.steps, clock.decode
-    count_steps()
+        steps_before = clock.steps
+        seconds_before = clock.decode
     return Timing(
         why=why,
         round=number,
