@@ -1,7 +1,7 @@
 """The command `kvsweep replay`, and the replays that a sweep runs before it decodes or screens its cells."""
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from kvsweep.harness.replay.references import ReplayConfig, TimeConfig
@@ -16,26 +16,20 @@ from kvsweep.run_files.safe_files import at_home
 
 def replay(directory: Path, overrides: Sequence[str], *, timed: bool) -> None:
     """Replay completions through every cell of a run, or (`timed`) measure each cell's seconds."""
-    config_class = TimeConfig if timed else ReplayConfig
-    names = {field.name for field in fields(config_class)}
     values: dict[str, str | None] = {}
     launching = []
     for override in overrides:
         name, _, text = override.partition("=")
         if override.startswith(("launcher=", "launcher.", "shard=")):
             launching.append(override)
-        elif name not in names:
-            raise UserError(f"{override} is unknown here: see kvsweep replay --help.")
-        elif text == "null":
-            values[name] = None
         else:
-            values[name] = at_home(text)
+            values[name] = None if text == "null" else at_home(text)
     if timed and launching:
         process = "which measures one cell after the other in this process"
         raise UserError(f"{launching[0]} cannot go with --time, {process}.")
     with plain_config_errors():
         config = compose_config(*launching)
-    replay_config = checked(config_class, values)
+    replay_config = checked(TimeConfig if timed else ReplayConfig, values)
     jobs = read_jobs(directory)
     if isinstance(replay_config, TimeConfig):
         from kvsweep.harness.replay.seconds import measure_seconds  # imports torch

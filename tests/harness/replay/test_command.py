@@ -189,7 +189,7 @@ def finished(tmp_path_factory):
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["slots=2"], "unknown here"),
+        (["slots=2"], "slots is not a setting"),
         (["limit=0"], "^limit='0' cannot be used"),
         (["texts=none"], "texts=none"),
         (["launcher=none"], "launcher=none is unknown"),
