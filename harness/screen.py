@@ -61,8 +61,12 @@ def replayed(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> list[
     start_replay(replays, launcher)
     if plan.replay == "only":
         return []
-    screened_jobs = [_screened(job, share, plan) for job, share in zip(jobs, replays, strict=True)]
-    return [job for job in screened_jobs if job.cells]
+    to_decode = []
+    for job, share in zip(jobs, replays, strict=True):
+        screened = _screened(job, share, plan)
+        if screened.cells:
+            to_decode.append(screened)
+    return to_decode
 
 
 def _full(job: Job) -> tuple[Cell, ...]:
@@ -83,21 +87,21 @@ def _screened(job: Job, replay: ReplayShare, plan: ReplayPlan) -> Job:
     passing = table
     if plan.loss is not None:
         passing = passing[-passing["change"] <= plan.loss]  # a change below 0 is a loss
-    if plan.most is not None:
-        passing = passing[: plan.most]
-    left_out: Any = table[~table["cell_id"].isin(passing["cell_id"])]  # Any: pandas gives no types of the columns
+    passing = passing[: plan.most]  # all of them if `most` is None
     rule = f"screen={plan.screen}"
+    left_out = {}
+    failing: Any = table[~table["cell_id"].isin(passing["cell_id"])]  # Any: pandas gives no types of the columns
+    for row in failing.itertuples():
+        left_out[row.cell_id] = row_types.Screened(rule=rule, texts=row.texts, kl=row.kl, loss=-row.change)
     earlier_records = read_screen(job.run_directory)
-    replayed_ids = set(table["cell_id"])
     # Of the cells of this replay the earlier records no longer count.
+    replayed_ids = set(table["cell_id"])
     records = {cell_id: record for cell_id, record in earlier_records.items() if cell_id not in replayed_ids}
-    for row in left_out.itertuples():
-        records[row.cell_id] = row_types.Screened(rule=rule, texts=row.texts, kl=row.kl, loss=-row.change)
+    records |= left_out
     if records != earlier_records:
         text = json.dumps(msgspec.to_builtins(records), indent=1)
         replace_text(job.run_directory / row_types.SCREEN_FILE, text + "\n")
     if plan.screen is not None:
         fewer = f"{len(left_out)} of {len(job.cells)} cells after {len(replay.texts)} replayed texts"
         print(f"{job.name}: {rule} leaves out {fewer}; a cell left out may still be safe.")
-    ids_left_out = set(left_out["cell_id"])
-    return replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id not in ids_left_out))
+    return replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id not in left_out))
