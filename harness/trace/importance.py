@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.cache_rows import Prefill
@@ -91,8 +92,8 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
         scores = _pinned_as_highest(policy.ranking(view)[..., trace.think_start :].double())
         if policy.per_head:
             scores = scores.mean(dim=(0, 1))
-        unscored = torch.full((trace.think_end - trace.think_start - len(scores),), torch.nan, device=model.device)
-        scores_of_policies.append(torch.cat([scores, unscored]))
+        unscored = trace.think_end - trace.think_start - len(scores)
+        scores_of_policies.append(functional.pad(scores, (0, unscored), value=torch.nan))
     return scores_of_policies
 
 

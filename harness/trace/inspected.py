@@ -28,7 +28,7 @@ from kvsweep.harness.sweep.checks import check_artifacts, check_tags, other_mode
 from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.sweep.job import Job, make_job, stored_config
 from kvsweep.messages.errors import UserError
-from kvsweep.run_files.other_rows import TextRow, texts_of_file
+from kvsweep.run_files.other_rows import texts_of_file
 from kvsweep.run_files.row_types import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Problem
 from kvsweep.run_files.run_reader import StoredCell
 
@@ -204,7 +204,13 @@ def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[s
 
     Raises UserError if the row or a field is missing; `read` raises UserError for a text that does not answer.
     """
-    where, row = _row_of_file(path, problem_id, draw)
+    for text in texts_of_file(path):
+        where, row = text
+        if problem_id in (None, row.id) and (row.draw or 0) == draw:
+            break
+    else:
+        missing = f"--problem {problem_id} --draw {draw} is not in {path}"
+        raise UserError(f"{missing}: name the id of a row, or its line number.")
 
     def read(loaded: LoadedModel) -> InspectedText:
         trace, _ = trace_of_text(row.problem, row.text, (row.id, draw), loaded.config.tags, loaded, where)
@@ -212,15 +218,6 @@ def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[s
 
     config = compose_config(*overrides)
     return TextSource(model=build(ModelConfig, "model", config.model), config=config, read=read)
-
-
-def _row_of_file(path: Path, problem_id: str | None, draw: int) -> tuple[str, TextRow]:
-    """Return the first row of a problem, or of any, and a draw, with its place in the file."""
-    for where, row in texts_of_file(path):
-        if problem_id in (None, row.id) and (row.draw or 0) == draw:
-            return where, row
-    missing = f"--problem {problem_id} --draw {draw} is not in {path}"
-    raise UserError(f"{missing}: name the id of a row, or its line number.")
 
 
 @plain_config_errors()
