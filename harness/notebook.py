@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, InstanceOf
@@ -16,7 +15,7 @@ from kvsweep.harness.decode.request import Branch, Request, build_decoding
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model as load
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
+from kvsweep.harness.settings import build, compose_config, plain_config_errors
 from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.sweep.source import Decoded
 from kvsweep.kernels.implementation import Implementation
@@ -50,12 +49,6 @@ def _one_sentence() -> Iterator[None]:
 
 def load_model(name: str, *overrides: str) -> LoadedModel:
     """The model of conf/model/NAME.yaml, changed by overrides such as "model.path=DIR"; a mistake is a UserError."""
-    # A folder, or an id of the hub, which has a slash.
-    if name not in choices("model") and ("/" in name or Path(name).is_dir()):
-        nearest = f'load_model("qwen3_1_7b", "model.path={name}")'
-        raise UserError(
-            f"{name} is a place, and load_model takes a name: write {nearest}, with the nearest model's name."
-        )
     with _one_sentence():
         return load(build(ModelConfig, "model", compose_config(f"model={name}", *overrides).model))
 

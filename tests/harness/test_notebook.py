@@ -24,7 +24,7 @@ def test_a_policy_of_the_package_comes_by_its_name():
 @pytest.mark.parametrize(
     ("name", "overrides", "said"),
     [
-        ("weights/mine", [], r'write load_model\("qwen3_1_7b", "model.path=weights/mine"\)'),
+        ("weights/mine", [], "model=weights/mine is unknown: Choose from"),
         ("toy_qwem", [], "model=toy_qwem is unknown: did you mean toy_qwen"),
         ("toy_qwen", ["path=mine"], "^path is not a setting: did you mean model.path or benchmark.path"),
         ("toy_qwen", ["model.dtype=float13"], "model.dtype"),
