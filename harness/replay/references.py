@@ -13,7 +13,6 @@ from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.sweep.job import Job
 from kvsweep.messages.command_line import counted
 from kvsweep.messages.errors import UserError
-from kvsweep.run_files import row_types
 from kvsweep.run_files.other_rows import texts_of_file
 from kvsweep.run_files.row_types import Completion, Pair
 from kvsweep.run_files.run_reader import StoredCell, read_cells
@@ -37,14 +36,13 @@ class ReplayConfig:
     @property
     def file(self) -> str:
         """The name of the cells' file of rows. Each source has its own file, so that rows are never mixed."""
-        stem, suffix = row_types.REPLAY_FILE.split(".")
-        parts = [stem]
+        parts = ["replay"]
         if self.texts is not None:
             path = Path(self.texts)
             parts += [path.stem, digests([path])[0][:8]]
         if self.tokens is not None:
             parts.append(f"first{self.tokens}")
-        return f"{'_'.join(parts)}.{suffix}"
+        return f"{'_'.join(parts)}.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)

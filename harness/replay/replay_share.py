@@ -96,6 +96,7 @@ def read_jobs(directory: Path) -> list[Job]:
     begun = set[str]()
     for _, ids in configs:
         begun |= ids
+    made = set[str]()
     jobs: dict[str, Job] = {}  # by model, benchmark and precision: jobs that have the same ones become one
     for config, ids in configs:
         job = make_job(OmegaConf.create(config))
@@ -106,12 +107,10 @@ def read_jobs(directory: Path) -> list[Job]:
             job = replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id in begun))
         joined = jobs.get(condition, job)
         cells = {cell.cell_id: cell for cell in (*joined.cells, *job.cells)}
+        made.update(cells)
         inputs = {**joined.inputs, **job.inputs}
         jobs[condition] = replace(joined, cells=tuple(cells.values()), inputs=inputs, rounds=(), margin=None)
-    changed = set(begun)
-    for job in jobs.values():
-        changed.difference_update(cell.cell_id for cell in job.cells)
-    _report_changed(directory, changed, begun)
+    _report_changed(directory, begun - made, begun)
     return [job for job in jobs.values() if job.cells]
 
 
