@@ -1,7 +1,7 @@
 """The report's page: texts for the template, and data for its scripts."""
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, get_args
 
 import numpy as np
@@ -341,7 +341,7 @@ def _concerns(findings: Findings) -> list[tuple[str, list[str], bool]]:
     def listed(rows: pd.DataFrame, text: Callable[[Any], str]) -> list[str]:
         return [f"{cell_title(row)}: {text(row)}" for row in notation.rows(rows)]
 
-    concerns = {
+    concerns: dict[str, Iterable[str]] = {
         "Unfinished cells": listed(
             unfinished,
             lambda row: f"{row.completions} of {notation.number(row.expected)} completions",
@@ -356,11 +356,12 @@ def _concerns(findings: Findings) -> list[tuple[str, list[str], bool]]:
         "No full-cache cell to compare with": list(alone["model_title"] + " | " + alone["benchmark_title"]),
         "Notices from reading the files": findings.run.notices,
     }
-    return [
-        (f"{heading}: {len(lines)}", _shortened(lines), heading in ROUTINE)
-        for heading, lines in concerns.items()
-        if lines
-    ]
+    shown = []
+    for heading, sentences in concerns.items():
+        lines = list(sentences)
+        if lines:
+            shown.append((f"{heading}: {len(lines)}", _shortened(lines), heading in ROUTINE))
+    return shown
 
 
 def _reason(screened: Screened) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from html import unescape
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ def told(make_cell: MakeCell, full: dict[str, Any], other: dict[str, Any]) -> li
     """The warnings of two servers of four texts each, with these fields; the page and the summary have all of them."""
     for policy, fields in (("full", full), ("small", other)):
         run = make_cell([[1]] * 4, policy=policy, extra=SERVED, completion=fields).parent
-    found = [sentence for sentences in warnings(load_run(run)).values() for sentence in sentences]
+    found = [*chain(*warnings(load_run(run)).values())]
     summary = summary_table(run)
     assert [line.removeprefix("note: ") for line in summary.splitlines() if line.startswith("note: ")] == found
     report([str(run)])
@@ -58,7 +59,7 @@ def test_a_server_whose_texts_lack_answers_beside_the_baseline_s_is_named(full, 
     for policy, silent, further in (("full", full, [["no_answer"]]), ("small", small, [])):
         grades = [["no_answer"]] * silent + [[1]] * (20 - silent) + further
         run = make_cell(grades, policy=policy, extra=extra).parent
-    said = warnings(load_run(run), margin=0.05)["Without answers"]
+    said = list(warnings(load_run(run), margin=0.05)["Without answers"])
     assert len(said) == (counts is not None)
     assert all(re.search(f"small, declared: {counts}.* See `kvsweep grade {run}` with --why p0", one) for one in said)
 
@@ -66,5 +67,5 @@ def test_a_server_whose_texts_lack_answers_beside_the_baseline_s_is_named(full, 
 def test_texts_at_the_limit_are_the_limits(make_cell):
     at_limit = {"stop_reason": "length", "num_tokens": 400}
     run = make_cell([[1]] * 4, extra=SERVED, completion=at_limit).parent
-    [said] = [sentence for sentences in warnings(load_run(run)).values() for sentence in sentences]
+    [said] = chain(*warnings(load_run(run)).values())
     assert said.endswith("Raise decoding.max_new_tokens.")

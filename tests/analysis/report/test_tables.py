@@ -44,7 +44,7 @@ def test_texts_that_are_not_finite_are_counted_in_the_order_of_the_models(run, m
 def test_texts_that_nearly_all_run_to_the_limit_are_told_with_the_likely_cause(stopped, said, run, make_cell):
     cut = {"stop_reason": "length"}
     make_cell([[1]] * 20, policy="window", completion=cut, texts=[{"stop_reason": "stop"}] * stopped)
-    told = endless(load_run(run))
+    told = list(endless(load_run(run)))
     assert len(told) == said
     assert all(f"Toy-Qwen | Chain: {20 - stopped} of 20 texts ran to the limit" in line for line in told)
 
@@ -64,11 +64,11 @@ def test_a_full_cache_that_is_cut_off_more_than_the_margin_is_told(tmp_path, mak
     main([str(tmp_path / "run")])
     assert said in page.read_text()
     # The margin is the run's own, or the one asked for: 15% and 5% of the texts were cut off.
-    assert len(cut_off(run, 0.04)) == 2
+    _, _ = cut_off(run, 0.04)
     main([str(tmp_path / "run"), "--margin=20"])
     assert "of the full cache were cut off" not in page.read_text()
     run.provenance.update({name: {"config": {"report": {"margin": 4}}} for name in run.cells["cell_id"]})
-    assert len(cut_off(run)) == 2
+    _, _ = cut_off(run)
 
 
 @pytest.mark.parametrize(
