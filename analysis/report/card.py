@@ -1,6 +1,7 @@
 """The reproducibility card: what a stranger needs to make a run's numbers again, read from the cells' files."""
 
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,6 @@ CORRECTIONS = (
     "the chance of any wrong loss is 2.5% over the settings of a model and benchmark (Holm); safe by Holm "
     "or in a fixed sequence from the largest cache"
 )
-# In the order of the card.
-FACTS = (
-    "command", "protocol", "models", "weights", "benchmarks", "data", "prompt", "answers", "policies", "policy code",
-    "heads", "decoding", "draws", "seed", "completions", "margin", "corrections", "code of kvsweep", "versions",
-    "machine", "kernel set", "arithmetic", "verified",
-)  # fmt: skip
 # A fact with more different values than this says nothing about the run as a whole.
 _MOST_VALUES = 4
 
@@ -37,28 +32,28 @@ class _Verified(msgspec.Struct):
 
 def card(findings: Findings) -> dict[str, list[str]]:
     """Return the facts by name, each with its different values; the last is the result of the last verify."""
-    facts: dict[str, list[Any]] = {name: [] for name in FACTS}
+    facts = defaultdict[str, dict[str, None]](dict)  # the values as keys, in order
     for name, value in _facts(findings.run, findings.metrics):
-        facts[name].append(value)
-    return _different(facts)
+        # Missing values, also where a text was made of one, are no facts.
+        if value not in (None, "", "None", "[]"):
+            facts[name][str(value)] = None
+    return {name: list(values) for name, values in facts.items()}
 
 
 def _facts(run: Run, metrics: pd.DataFrame) -> Iterator[tuple[str, Any]]:
-    """Yield each fact of each pass, cell and table by its name in `FACTS`."""
-    for cell_id, record in run.provenance.items():
+    """Yield each fact of the table, and of each pass and cell, by its name; in the order of the names on the card."""
+    yield from _table_facts(run, metrics)
+    for cell_id, settings in run.settings.items():
+        record = run.provenance[cell_id]
         for decoding_pass in record.get("decoding_passes", []):
             yield from _pass_facts(decoding_pass)
             code = decoding_pass.get("policy_code")
             if code:
-                yield "policy code", f"{run.settings[cell_id]['policy']['name']} {code}"
-    for record in run.provenance.values():
+                yield "policy code", f"{settings['policy']['name']} {code}"
         git = record.get("git") or {}
         yield "code of kvsweep", _revision(git.get("revision"), git.get("dirty"))
         yield "protocol", protocol_of(record.get("config"))
-    for cell_id, settings in run.settings.items():
-        origin = run.provenance.get(cell_id, {}).get("dataset_origin")
-        yield from _cell_facts(dict(leaves(settings)), origin)
-    yield from _table_facts(run, metrics)
+        yield from _cell_facts(dict(leaves(settings)), record.get("dataset_origin"))
     if run.provenance:
         yield "verified", verified(run.directory)
 
@@ -102,22 +97,20 @@ def _table_facts(run: Run, metrics: pd.DataFrame) -> Iterator[tuple[str, Any]]:
         yield "benchmarks", f"{title} ({count:g} problems)"
     yield "draws", _draws(metrics)
     yield "completions", f"{metrics['completions'].sum():,}"
-    margins = metrics["margin"].dropna().unique()
-    for margin in 100 * margins:
+    for margin in 100 * metrics["margin"].dropna().unique():
         yield "margin", f"{margin:.3g} points"
-    if len(margins):
         yield "corrections", CORRECTIONS
 
 
-def rows(facts: dict[str, list[str]]) -> list[tuple[str, str]]:
+def rows(facts: dict[str, list[str]]) -> dict[str, str]:
     """Return the facts for the page, one text each."""
-    return [(name, _one_text(name, values)) for name, values in facts.items()]
-
-
-def _one_text(name: str, values: list[str]) -> str:
-    if name in ("models", "benchmarks", "policies"):
-        return ", ".join(values)
-    return "; ".join(values) if len(values) <= _MOST_VALUES else f"{len(values)} different values"
+    texts = {}
+    for name, values in facts.items():
+        if name in ("models", "benchmarks", "policies"):
+            texts[name] = ", ".join(values)
+        else:
+            texts[name] = "; ".join(values) if len(values) <= _MOST_VALUES else f"{len(values)} different values"
+    return texts
 
 
 def protocol_of(config: Any) -> str | None:
@@ -138,17 +131,6 @@ def verified(directory: Path) -> str:
     except (OSError, ValueError):
         return "not yet: kvsweep verify"
     return in_one_line(f"{last.started}: {last.summary}")
-
-
-def _different(facts: dict[str, list[Any]]) -> dict[str, list[str]]:
-    """Return each fact's different values as texts, without the facts that have none."""
-    different = {}
-    for name, values in facts.items():
-        # Missing values, also where a text was made of one.
-        texts = [str(value) for value in values if value not in (None, "", "None", "[]")]
-        if texts:
-            different[name] = list(dict.fromkeys(texts))
-    return different
 
 
 def _words(values: dict[str, Any], *prefixes: str, but: str = "") -> str:

@@ -27,9 +27,13 @@ Drawn = tuple[Figure | None, tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A figure on the page: `address` holds its SVG as a data URL, `width` is its share of a page's."""
+    """A figure on the page: `kind` begins its `name`, `address` holds its SVG as a data URL.
+
+    `width` is its share of a page's.
+    """
 
     caption: str
+    kind: str
     name: str
     address: str
     width: float
@@ -44,8 +48,9 @@ def draw_all(findings: Findings, folder: Path, look: Look) -> list[Picture]:
             written = save_figure(figure, folder, stem, pdf=look.pdf)
             svg = base64.b64encode(written["svg"].read_bytes()).decode()
             share = min(1.0, figure.get_figwidth() / PAGE_WIDTH)
+            caption = str(figure.get_label())
             address = f"data:image/svg+xml;base64,{svg}"
-            pictures.append(Picture(caption=str(figure.get_label()), name=stem, address=address, width=share))
+            pictures.append(Picture(caption=caption, kind=name[0], name=stem, address=address, width=share))
     return pictures
 
 

@@ -1,7 +1,7 @@
 """The report's page: texts for the template, and data for its scripts."""
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, get_args
 
 import numpy as np
@@ -30,6 +30,9 @@ from kvsweep.run_files.row_types import Screened, content_hash
 from kvsweep.run_files.run_reader import read_screen
 
 MAX_LISTED = 200
+
+# The facts of the card that readers ask for first.
+FIRST_FACTS = ("protocol", "benchmarks", "draws", "decoding", "machine", "verified")
 
 # Facts that belong to every such run, and no warnings.
 ROUTINE = ("Screened out, not decoded", "The full setting asked again")
@@ -65,9 +68,7 @@ def run_page(
     }
     facts = card.rows(card.card(findings))
     floors = [(verdict.title, verdict.floor) for verdict in findings.verdicts if verdict.floor]
-    grade = ""
-    if metrics["ungraded"].any():
-        grade = f"kvsweep grade {shlex.quote(in_one_line(str(run.directory)))}"
+    matter = [title for title, floor in floors if floor.signal]
     page = {
         "findings": findings,
         "embedded": embedded,
@@ -76,24 +77,23 @@ def run_page(
         "nonce": content_hash(["nonce", name]),
         "reload": reload if run.state in ("running", "waiting") else None,
         "data": {key: script_json(value) for key, value in data.items()},
-        "benchmarks": list(metrics["benchmark_title"].unique()),
         # The headline's row for each model and benchmark title.
         "best": {(row.model_title, row.benchmark_title): row for row in notation.rows(tables.headline(metrics))},
         "counts": _label_counts(metrics),
         "marks": _marks(boards["own"]),
-        "made_of": _made_of(dict(facts)),
+        "made_of": "; ".join(f"{name}: {facts[name]}" for name in FIRST_FACTS if name in facts),
         "better": better_policies(findings.pairs),
         # Titles of the grids whose scores differ by more than chance.
-        "matter": [title for title, floor in floors if floor.signal],
+        "matter": matter,
         # True if a heatmap's scores may differ by chance alone.
-        "pale": not all(floor.signal for _, floor in floors),
+        "pale": len(matter) < len(floors),
         "questions": [(TITLES[name], MEANINGS[name]) for name in metrics["question"].unique() if name in TITLES],
-        **_sections(pictures),
+        "pictures": pictures,
         "cheapest": _cheapest(findings),
         "progress": _progress(findings),
         "failures": _failures(run, metrics),
-        # The command that grades ungraded completions, or "".
-        "grade": grade,
+        # For the command that grades.
+        "directory": shlex.quote(in_one_line(str(run.directory))),
         "concerns": _concerns(findings),
         # Settings that are too many for bar charts.
         "uncharted": findings.charted[MAX_COMPARED:],
@@ -101,19 +101,6 @@ def run_page(
         "published": beside_published(metrics) if len(run.completions) else None,
     }
     return render("report.html.jinja", page=page, notation=notation, tables=tables)
-
-
-def _sections(pictures: list[Picture]) -> dict[str, list[Picture]]:
-    """Sort pictures by the page's sections: costs have their own, and heatmaps are buttons on the page."""
-    sections: dict[str, list[Picture]] = {"pictures": [], "heatmaps": [], "costs": []}
-    for picture in pictures:
-        name = "pictures"
-        if picture.name.startswith(("heatmap", "difference")):
-            name = "heatmaps"
-        elif picture.name.startswith("cost"):
-            name = "costs"
-        sections[name].append(picture)
-    return sections
 
 
 def _cheapest(findings: Findings) -> list[str]:
@@ -149,12 +136,6 @@ def _marks(boards: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(mark, notation.MARKS[mark]) for mark in notation.marks(texts)]
 
 
-def _made_of(facts: dict[str, str]) -> str:
-    """Return a line of the facts that readers ask for first."""
-    names = ("protocol", "benchmarks", "draws", "decoding", "machine", "verified")
-    return "; ".join(f"{name}: {facts[name]}" for name in names if facts.get(name))
-
-
 def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the cells in order, each with all known numbers, the texts that name it, and its marks."""
     cells = []
@@ -174,60 +155,38 @@ def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
 def heatmaps(findings: Findings, scale: Scale) -> list[dict[str, Any]]:
     """Return the clickable heatmaps on one colour scale: of each grid and model, and of other settings."""
     metrics = findings.metrics
-    titled_panels: list[tuple[str, list[heatmap.Panel]]] = []
-    all_values: list[float] = []
-    for grid in findings.grids:
-        for model in grid.models:
-            if has_results(grid.cells, model):
-                panels = heatmap.grid_panels(grid, model, metrics, Look(scale=scale), findings.verdicts)
-                titled_panels.append((f"{model_title(metrics, model)} | {grid.title}", panels))
-                for panel in panels:
-                    all_values += list(panel.cells["value"])
-    # Now that all values are collected, which all panels' colours may span.
-    boards = []
-    for title, panels in titled_panels:
-        drawn = []
-        for panel in panels:
-            # The colours span this panel's values, or those of all panels.
-            values = list(panel.cells["value"]) if scale == "own" else all_values
-            drawn.append(_drawn(panel, [values] * len(panel.columns)))
-        boards.append({"title": title, "corner": "window ↓ ratio →", "panels": drawn})
-    for title, panel in _panels_outside(findings, scale == "diff_from_full"):
-        drawn = [_drawn(panel, _column_values(panel, all_values))]
-        boards.append({"title": title, "corner": "policy, keep ratio / window", "panels": drawn})
-    return boards
-
-
-def _panels_outside(findings: Findings, difference: bool) -> Iterator[tuple[str, heatmap.Panel]]:
-    """Yield for each model a title and a panel of the settings that lie in no grid."""
-    metrics = findings.metrics
+    difference = scale == "diff_from_full"
     in_grids: set[str] = set()
     for grid in findings.grids:
         in_grids.update(grid.cells["cell_id"])
-    outside = metrics[~metrics["cell_id"].isin(in_grids)]
+    is_inside = metrics["cell_id"].isin(in_grids)
+    grid_values = 100 * metrics.loc[is_inside, "diff_to_full" if difference else "pass_at_1"]
+    boards = []
+    for grid in findings.grids:
+        for model in grid.models:
+            if not has_results(grid.cells, model):
+                continue
+            drawn = []
+            for panel in heatmap.grid_panels(grid, model, metrics, Look(scale=scale), findings.verdicts):
+                # The colours span this panel's values, or those of all panels.
+                values = panel.cells["value"] if scale == "own" else grid_values
+                drawn.append(_drawn(panel, [values] * len(panel.columns)))
+            title = f"{model_title(metrics, model)} | {grid.title}"
+            boards.append({"title": title, "corner": "window ↓ ratio →", "panels": drawn})
     which = "settings outside the grids" if findings.grids else "all settings"
     for model in findings.models:
-        rows = cells_of_model(outside, model)
+        rows = cells_of_model(metrics[~is_inside], model)
         # A full cache alone needs no table where the grids' panels show it.
         has_compressed = (rows["policy"] != "full").any()
         if has_compressed or (len(rows) and not findings.grids):
-            yield f"{model_title(metrics, model)} | {which}", _settings_panel(rows, difference)
+            title = f"{model_title(metrics, model)} | {which}"
+            drawn = [_settings_panel(rows, grid_values, difference)]
+            boards.append({"title": title, "corner": "policy, keep ratio / window", "panels": drawn})
+    return boards
 
 
-def _column_values(panel: heatmap.Panel, grid_values: list[float]) -> list[list[float]]:
-    """Return the numbers that each benchmark's colours span: its compressed settings', or all differences."""
-    values = panel.matrix("value")
-    if panel.difference:
-        shared_scale = grid_values or list(values.flat)
-        return [shared_scale] * len(panel.columns)
-    # The full cache is no compressed setting, and would widen the span.
-    first_is_full = panel.rows[0] == notation.policy_title("full")
-    compressed = values[1:] if first_is_full else values
-    return list(compressed.T)
-
-
-def _settings_panel(rows: pd.DataFrame, difference: bool) -> heatmap.Panel:
-    """Return a panel of one model: settings in rows (full cache first), benchmarks in columns."""
+def _settings_panel(rows: pd.DataFrame, grid_values: pd.Series, difference: bool) -> dict[str, Any]:
+    """Return a drawn panel of one model: settings in rows (full cache first), benchmarks in columns."""
     rows = in_order(rows, by=SETTING)
     names = notation.settings(rows)
     settings = list(dict.fromkeys(names))
@@ -235,7 +194,7 @@ def _settings_panel(rows: pd.DataFrame, difference: bool) -> heatmap.Panel:
     places = pd.MultiIndex.from_product([settings, benchmarks.index])
     # The rows are indexed as `places` is: by the setting's name and the benchmark.
     cells = heatmap.cells(rows.set_index([names, "benchmark"]), places, difference=difference)
-    return heatmap.Panel(
+    panel = heatmap.Panel(
         title="",
         cells=cells,
         full=cells.head(0),
@@ -243,9 +202,16 @@ def _settings_panel(rows: pd.DataFrame, difference: bool) -> heatmap.Panel:
         rows=settings,
         columns=benchmarks.tolist(),
     )
+    # The colours of each benchmark span its compressed settings. The full cache is none, and would widen the span.
+    first_is_full = settings[0] == notation.policy_title("full")
+    column_values = list(panel.matrix("value")[int(first_is_full) :].T)
+    # Those of differences span all of them, also in the grids.
+    if difference:
+        column_values = [cells["value"] if grid_values.empty else grid_values] * len(benchmarks)
+    return _drawn(panel, column_values)
 
 
-def _drawn(panel: heatmap.Panel, column_values: list[list[float]]) -> dict[str, Any]:
+def _drawn(panel: heatmap.Panel, column_values: list[Any]) -> dict[str, Any]:
     """Return a panel as data: texts and colours of its cells.
 
     `column_values` has for each column the numbers whose range its colours span. A full cache beyond the range of the
@@ -293,13 +259,12 @@ def _progress(findings: Findings) -> dict[str, Any]:
     expected = metrics["expected"].sum(skipna=False) + sum(waiting.values())
     return {
         "cells": len(metrics),
-        "done": int((metrics["status"] == "done").sum()),
-        "replayed": int((metrics["status"] == "replayed").sum()),
-        "missing": sum(len(missing_cells(grid)) for grid in findings.grids),
+        "done": 0,
+        "replayed": 0,
+        **metrics["status"].value_counts(),
+        "missing": len(_missing(findings)),
         "waiting": len(waiting),
-        "stored": int(metrics["completions"].sum()),
-        "graded": int(metrics["graded"].sum()),
-        "ungraded": int(metrics["ungraded"].sum()),
+        **metrics[["completions", "graded", "ungraded"]].sum(),
         "expected": notation.decimal(expected, 0),
     }
 
@@ -309,17 +274,15 @@ def _failures(run: Run, metrics: pd.DataFrame) -> list[dict[str, Any]]:
     done = set(metrics.loc[metrics["status"] == "done", "cell_id"])
     failures = []
     for task in run.tasks:
-        if task.state != "failed":
-            continue
         lines = []
         for cell_id, cell in task.cells.items():
             if cell_id not in done:
                 setting = f"{cell.model} | {cell.benchmark}: {cell.policy}"
                 lines.append(f"{setting}: {cell.finished} of {cell.expected}")
-        if lines:
-            error = visible(task.error or "The task left no error.")
+        if lines and task.state == "failed":
             # The error keeps its lines; the other texts are put on one line each.
             texts = {"task": task.task, "cells": _shortened(lines), "command": task.command}
+            error = visible(task.error or "The task left no error.")
             failures.append(in_one_line(texts) | {"error": error})
     return failures
 
@@ -328,32 +291,37 @@ def _concerns(findings: Findings) -> list[tuple[str, list[str], bool]]:
     """Return a heading and lines for everything that a reader must know before the numbers, and True for `ROUTINE`."""
     metrics = findings.metrics
     screen = read_screen(findings.run.directory)
-    unfinished = metrics[~metrics["status"].isin(["done", "replayed"])]
-    screened_out = metrics[metrics["cell_id"].isin(screen.keys()) & (metrics["completions"] == 0)]
     done = metrics[(metrics["status"] == "done") & (metrics["graded"] > 0)]
-    done = done.assign(most_problems=done.groupby("condition")["problems"].transform("max"))
-    # Fewer problems than another cell, or not as many draws of each.
-    incomplete = done[(done["problems"] < done["most_problems"]) | (done["graded"] % done["problems"] > 0)]
-    conditions = metrics.drop_duplicates("condition")
-    with_full = metrics.loc[metrics["policy"] == "full", "condition"]
-    alone = conditions[~conditions["condition"].isin(with_full)]
-
-    def listed(rows: pd.DataFrame, text: Callable[[Any], str]) -> list[str]:
-        return [f"{cell_title(row)}: {text(row)}" for row in notation.rows(rows)]
-
+    most_problems = done.groupby("condition")["problems"].max()
+    with_full = set(metrics.loc[metrics["policy"] == "full", "condition"])
+    unfinished = []
+    screened_out = []
+    incomplete = []
+    ungraded = []
+    without_full = {}  # by condition
+    for row in notation.rows(metrics):
+        title = cell_title(row)
+        if row.status == "partial":
+            unfinished.append(f"{title}: {row.completions} of {notation.number(row.expected)} completions")
+        elif row.graded and row.status == "done":
+            most = most_problems[row.condition]
+            # Fewer problems than another cell, or not as many draws of each.
+            if row.problems < most or row.graded % row.problems:
+                incomplete.append(f"{title}: {row.graded} answers to {row.problems} of {most} problems")
+        if row.cell_id in screen and not row.completions:
+            screened_out.append(f"{title}: {_reason(screen[row.cell_id])}")
+        if row.ungraded > 0:
+            ungraded.append(f"{title}: {row.ungraded} of {row.completions}")
+        if row.condition not in with_full:
+            without_full[row.condition] = f"{row.model_title} | {row.benchmark_title}"
     concerns: dict[str, Iterable[str]] = {
-        "Unfinished cells": listed(
-            unfinished,
-            lambda row: f"{row.completions} of {notation.number(row.expected)} completions",
-        ),
-        "Screened out, not decoded": listed(screened_out, lambda row: _reason(screen[row.cell_id])),
+        "Unfinished cells": unfinished,
+        "Screened out, not decoded": screened_out,
         "Missing cells": _missing(findings),
-        "Not on all problems and draws of the others, which are compared on what both have": listed(
-            incomplete, lambda row: f"{row.graded} answers to {row.problems} of {row.most_problems} problems"
-        ),
-        "Ungraded": listed(metrics[metrics["ungraded"] > 0], lambda row: f"{row.ungraded} of {row.completions}"),
+        "Not on all problems and draws of the others, which are compared on what both have": incomplete,
+        "Ungraded": ungraded,
         **warnings(findings.run, findings.margin),
-        "No full-cache cell to compare with": list(alone["model_title"] + " | " + alone["benchmark_title"]),
+        "No full-cache cell to compare with": without_full.values(),
         "Notices from reading the files": findings.run.notices,
     }
     shown = []
@@ -376,10 +344,10 @@ def _missing(findings: Findings) -> list[str]:
     benchmark_titles = dict(findings.metrics[["benchmark", "benchmark_title"]].to_numpy())
     lines = []
     for grid in findings.grids:
-        table = missing_cells(grid).assign(policy=grid.policy, budget=grid.budget, variant=grid.variant)
-        table["model_title"] = table["model"].map(model_titles)
-        table["benchmark_title"] = table["benchmark"].map(benchmark_titles)
-        lines += [cell_title(row) for row in table.itertuples()]
+        cells = missing_cells(grid).assign(policy=grid.policy, budget=grid.budget, variant=grid.variant)
+        for row in notation.rows(cells):
+            panel = f"{model_titles[row.model]} | {benchmark_titles[row.benchmark]}"
+            lines.append(f"{panel}: {notation.setting(row)}")
     return lines
 
 
