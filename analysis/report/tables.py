@@ -27,11 +27,16 @@ from kvsweep.messages.escape import file_name
 from kvsweep.run_files import row_types
 from kvsweep.run_files.run_reader import CONTROL
 
-MARKED = "; ".join(f"{mark} {MARKS[mark]}" for mark in (UNFINISHED, MISSING, UNTOUCHED, UNPACKED))
-NOTE = f"Pass@1 in %, ± standard error over problems; {MARKED}"
-_STOPPED_EARLY = f"{STOPPED} {MARKS[STOPPED]}"
-CAPTION = f"{NOTE}; {_STOPPED_EARLY}"
-CAPTION += f"; {WORSE} worse than the full cache; bold: the highest score of a compressed cache"
+_MARKED = "; ".join(f"{mark} {MARKS[mark]}" for mark in (UNFINISHED, MISSING, UNTOUCHED, UNPACKED, STOPPED))
+NOTE = f"Pass@1 in %, ± standard error over problems; {_MARKED}"
+CAPTION = f"{NOTE}; {WORSE} worse than the full cache; bold: the highest score of a compressed cache"
+
+# What a table of settings in which something is evicted needs beside the note.
+LEGEND = (
+    "a setting reads: policy, keep ratio / local window, trigger: cached tokens at which eviction fires "
+    "(policy.budget), without a question on top; KV budget: tokens left after an eviction, the question among them; "
+    "evicted: texts that lost tokens"
+)
 
 FIDELITY_NOTE = (
     "kl, change: KL divergence, and change of the text's log-likelihood, in nats per token, texts as clusters; "
@@ -49,37 +54,14 @@ def summary_table(directory: Path | str) -> str:
     scores = cell_scores(run)
     tables = []
     for model in scores["model"].unique():
-        table = score_table(scores, model).assign(**_caches(scores, model))
+        table = score_table(scores, model).join(_caches(cells_of_model(scores, model)))
         tables.append(_aligned(table))
-    has_stopped = any(STOPPED in table for table in tables)
-    key_line = f"{NOTE}; {_STOPPED_EARLY}" if has_stopped else NOTE
-    footer = [key_line, *_legend(scores)]
+    footer = [NOTE]
+    if scores["budget"].notna().any():
+        footer.append(LEGEND)
     for sentence in itertools.chain(run.notices, *warnings(run).values()):
         footer.append(f"note: {sentence}")
     return "\n\n".join([*tables, "\n".join(footer)])
-
-
-def _legend(scores: pd.DataFrame) -> list[str]:
-    """Explain the names and columns of a table of settings; empty without settings."""
-    evicting = scores[scores["budget"].notna()]
-    if evicting.empty:
-        return []
-    meanings = []
-    # The first setting with both sizes is the example.
-    for row in notation.rows(evicting.dropna(subset=["keep_ratio", "local_window"]).head(1)):
-        sizes = f"{notation.number(row.keep_ratio)} / {notation.number(row.local_window)}"
-        meanings.append(f"{sizes}: keep ratio / local window")
-    column = _size_after_eviction(evicting)
-    beside = "" if column == "KV budget" else " beside the question"
-    meanings.append(f"trigger: cached tokens{beside} at which eviction fires (policy.budget)")
-    meanings.append(f"{column}: tokens left after an eviction, the question among them")
-    meanings.append("evicted: texts that lost tokens")
-    return ["; ".join(meanings)]
-
-
-def _size_after_eviction(cells: pd.DataFrame) -> str:
-    """Name a column of tokens that are left: a question on top counts neither to the trigger nor to the KV budget."""
-    return "KV budget + question" if cells["question"].eq("on_top").any() else "KV budget"
 
 
 def headline(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -126,29 +108,27 @@ def _saved(kept: float) -> str:
     return MISSING if notation.missing(kept) else f"{notation.percent(1 - kept)}%"
 
 
-def _caches(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
-    """Per policy setting: completions with an eviction, over all benchmarks, and the mean length after it.
+def _caches(cells: pd.DataFrame) -> pd.DataFrame:
+    """Per policy setting of a model: completions with an eviction, over all benchmarks, and the mean length after it.
 
     Of servers alone: the bytes of a token that a server says, and the bytes that were declared, where there are any.
     """
-    cells = cells_of_model(scores, model)
-    settings = notation.settings(cells)
+    settings = cells.set_axis(notation.settings(cells)).groupby(level=0)
     if cells["engine"].eq("server").all():
-        by_setting = cells.set_axis(settings)
-        by_setting = by_setting[~by_setting.index.duplicated()]
-        sizes = {
-            "bytes a token": by_setting["measured_bytes"].round(),
-            "bytes, declared": by_setting["declared_bytes"],
+        sizes = settings[["measured_bytes", "declared_bytes"]].first().dropna(axis="columns", how="all")
+        texts = sizes.round({"measured_bytes": 0}).map(notation.number)
+        return texts.rename(columns={"measured_bytes": "bytes a token", "declared_bytes": "bytes, declared"})
+    # A question on top counts neither to the trigger nor to the KV budget.
+    budget = "KV budget + question" if cells["question"].eq("on_top").any() else "KV budget"
+    caches = {}
+    for setting, rows in settings:
+        # The column is a share of the completions; rounding makes it a count again.
+        evicted = (rows["evicted"] * rows["completions"]).sum(min_count=1)  # missing, and not 0, where all are missing
+        caches[setting] = {
+            "evicted": MISSING if notation.missing(evicted) else f"{evicted:.0f} of {rows['completions'].sum()}",
+            budget: notation.decimal(rows["mean_length_after"].mean()),
         }
-        return {name: column.map(notation.number) for name, column in sizes.items() if column.notna().any()}
-    # The column is a share of the completions; rounding makes it a count again.
-    evicted = (cells["evicted"].where(cells["completions"] > 0, 0) * cells["completions"]).round()
-    groups = cells.assign(evicted=evicted).groupby(settings)
-    counts = groups[["evicted", "completions"]].sum(min_count=1)  # missing, and not 0, where all are missing
-    length_after = groups["mean_length_after"].mean()
-    shares = counts["evicted"].map(notation.number) + " of " + counts["completions"].astype("str")
-    shares = shares.where(counts["evicted"].notna(), MISSING)
-    return {"evicted": shares, _size_after_eviction(cells): length_after.map(notation.decimal)}
+    return pd.DataFrame.from_dict(caches, orient="index")
 
 
 def markdown(metrics: pd.DataFrame) -> str:
@@ -163,8 +143,31 @@ def markdown(metrics: pd.DataFrame) -> str:
 
 
 def latex(metrics: pd.DataFrame) -> str:
-    """The Pass@1 tables of all models as LaTeX, for booktabs."""
-    return "\n".join(_latex(metrics, model) for model in metrics["model"].unique())
+    """The Pass@1 tables of all models as LaTeX, for booktabs; each mark becomes a command."""
+    commands = {
+        "±": r"$\pm$",
+        MISSING: "--",
+        WORSE: r"$^{\dagger}$",
+        UNFINISHED: "$^{*}$",
+        UNTOUCHED: "$^{=}$",
+        UNPACKED: r"$^{\S}$",
+        STOPPED: r"$^{\circ}$",
+        BEST_BEGIN: r"\textbf{",
+        BEST_END: "}",
+    }
+    texts = []
+    for model in metrics["model"].unique():
+        table = score_table(metrics, model, marked=True)
+        text = table.reset_index(allow_duplicates=True).to_latex(
+            index=False,
+            escape=True,
+            column_format="l" + "r" * len(table.columns),
+            caption=CAPTION.replace("%", r"\%"),
+            label=f"tab:{file_name(model)}",
+        )
+        # The `=` in a setting such as bits=4 follows a name and is no mark.
+        texts.append(re.sub(f"(?<![A-Za-z])[{''.join(commands)}]", lambda sign: commands[sign[0]], text))
+    return "\n".join(texts)
 
 
 def score_table(metrics: pd.DataFrame, model: str, *, marked: bool = False) -> pd.DataFrame:
@@ -249,12 +252,10 @@ def replay_files(run: Run) -> list[str]:
     """Return the files of replayed completions, the full cache's own first; shards count as one file."""
     stem = row_types.REPLAY_FILE.removesuffix(".jsonl")
     names = set()
-    for cell_id in run.cells["cell_id"]:
-        for path in (run.directory / cell_id).glob(f"{stem}*.jsonl"):
-            # A shard has a name such as replay-1of4.jsonl.
-            names.add(re.sub(r"-\d+of\d+\.jsonl$", ".jsonl", path.name))
-    # The full cache's file has the shortest name.
-    return sorted(names, key=lambda name: (len(name), name))
+    for path in run.directory.glob(f"*/{stem}*.jsonl"):
+        # A shard has a name such as replay-1of4.jsonl.
+        names.add(re.sub(r"-\d+of\d+\.jsonl$", ".jsonl", path.name))
+    return sorted(names)  # the point in the full cache's file's name is before any other's "_"
 
 
 def fidelity_by_cell(run: Run, file: str) -> pd.DataFrame:
@@ -286,10 +287,9 @@ def _fidelity_texts(table: pd.DataFrame) -> pd.DataFrame:
     shown = pd.DataFrame({"model | benchmark": table["model_title"] + " | " + table["benchmark_title"]})
     shown["setting"] = notation.settings(table)
     for name in ("kl", "change", "flips", "answer_change"):
-        errors = table[f"{name}_se"]
-        error_texts = errors.map(" ± {:.4f}".format).where(errors.notna(), "")
-        texts = table[name].map("{:.4f}".format) + error_texts
-        shown[name] = texts.where(table[name].notna(), MISSING)
+        texts = table[name].map("{:.4f}".format) + table[f"{name}_se"].map(" ± {:.4f}".format)
+        # Without a row, texts of which pandas makes numbers.
+        shown[name] = texts.astype("str").str.removesuffix(" ± nan").replace("nan", MISSING)
     return shown.assign(evictions=table["evictions"].round(1), texts=table["texts"])
 
 
@@ -299,30 +299,3 @@ def _aligned(table: pd.DataFrame) -> str:
     padded = table.map(lambda text: text if text.endswith(marks) else f"{text} ")
     padded = padded.rename(columns="{} ".format).rename_axis(index=None, columns=str(table.index.name))
     return "\n".join(line.rstrip() for line in padded.to_string().splitlines())
-
-
-def _latex(metrics: pd.DataFrame, model: str) -> str:
-    """A model's table of Pass@1 as LaTeX; each mark becomes a command."""
-    table = score_table(metrics, model, marked=True)
-    text = table.reset_index(allow_duplicates=True).to_latex(
-        index=False,
-        escape=True,
-        column_format="l" + "r" * len(table.columns),
-        caption=CAPTION.replace("%", r"\%"),
-        label=f"tab:{file_name(model)}",
-    )
-    commands = {
-        "±": r"$\pm$",
-        MISSING: "--",
-        WORSE: r"$^{\dagger}$",
-        UNFINISHED: "$^{*}$",
-        UNTOUCHED: "$^{=}$",
-        UNPACKED: r"$^{\S}$",
-        STOPPED: r"$^{\circ}$",
-        BEST_BEGIN: r"\textbf{",
-        BEST_END: "}",
-    }
-    for sign, command in commands.items():
-        # The `=` in a setting such as bits=4 follows a name and is no mark.
-        text = re.sub(rf"(?<![A-Za-z]){re.escape(sign)}", command.replace("\\", r"\\"), text)
-    return text
