@@ -9,6 +9,7 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +59,16 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
     limit = completions // max(1, len(run.cells))
     # By row number: an answer of random weights is no graded row, so its grade becomes missing.
     all_rows = run.completions.assign(correct=graded_rows(run)["correct"])
-    rows_of = dict(iter(all_rows.groupby("cell_id", observed=True, sort=False)))
     for _, cells in run.cells.groupby("condition", sort=False):
-        ranks = _ranks_of_losses(all_rows[all_rows["cell_id"].isin(cells["cell_id"])], cells, limit)
+        ranked = _by_losses(all_rows[all_rows["cell_id"].isin(cells["cell_id"])], cells)
         full: str | None = None  # the first full cache, when it has been read
         full_texts: dict[Pair, Completion] = {}
         # The other cells are compared with the full cache.
         for cell in notation.rows(full_first(cells)):
-            if cell.cell_id not in rows_of:
+            rows = ranked[ranked["cell_id"] == cell.cell_id]
+            if rows.empty:
                 continue
-            rows = rows_of[cell.cell_id]
-            shown = _first_ranked(rows, ranks, limit)
+            shown = rows.head(limit).sort_values(["problem_id", "draw"])
             pairs = set(zip(shown["problem_id"], shown["draw"], strict=True))
             folder = run.directory / cell.cell_id
             # Without a pair to show the file of texts is not read.
@@ -76,10 +76,14 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
             # "None" without a tokenizer, which is no file's name.
             name = Path(str(run.provenance.get(cell.cell_id, {}).get("tokenizer"))).name
             tokenizer = _tokenizer(run.directory / "tokenizers" / name)
+            problems = {}
+            for problem_id, problem in load_problems(folder).items():
+                if problem_id in set(shown["problem_id"]):
+                    problems[problem_id] = {"question": problem.prompt, "gold": problem.gold}
             data = {
                 "base": full,
                 "left_out": len(rows) - len(shown),
-                "problems": _questions(folder, set(shown["problem_id"])),
+                "problems": problems,
                 "draws": list(_draws(shown, texts, full_texts, tokenizer)),
             }
             yield cell.cell_id, packed(data)
@@ -88,50 +92,29 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
                 full_texts = texts
 
 
-def _questions(folder: Path, problem_ids: set[str]) -> dict[str, dict[str, Any]]:
-    """Return the question and the right answer of each of these problems of a cell."""
-    questions = {}
-    for problem_id, problem in load_problems(folder).items():
-        if problem_id in problem_ids:
-            questions[problem_id] = {"question": problem.prompt, "gold": problem.gold}
-    return questions
-
-
-def _first_ranked(rows: pd.DataFrame, ranks: dict[Pair, int], limit: int) -> pd.DataFrame:
-    """Return at most `limit` of a cell's completions: those of ranked pairs, then those of the first draws."""
-    # `limit` is behind all ranks.
-    places = [ranks.get(pair, limit) for pair in zip(rows["problem_id"], rows["draw"], strict=True)]
-    return rows.assign(place=places).sort_values(["place", "draw", "problem_id"], kind="stable").head(limit)
-
-
 def packed(data: Any) -> str:
     """Return JSON in zlib's format and base64, which the page's script unpacks."""
     return base64.b64encode(zlib.compress(script_json(data).encode())).decode()
 
 
-def _ranks_of_losses(rows: pd.DataFrame, cells: pd.DataFrame, limit: int) -> dict[Pair, int]:
-    """Rank at most `limit` pairs, from 0: each is the one that most cells lose which lose none of the ranks before.
+def _by_losses(rows: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
+    """Sort completions of the `cells` of one condition by how many cells lose their pair to the full cache, most first.
 
-    So each cell that loses a pair to the full cache shows one, within the limit. `rows` are completions of the `cells`
-    of one condition.
+    Pairs that equally many cells lose are sorted by draw.
     """
     scores = rows.pivot_table(index="cell_id", columns=["draw", "problem_id"], values="correct", observed=True)
     is_full = scores.index.isin(cells.loc[cells["policy"] == "full", "cell_id"])
     lost = (scores[~is_full] == 0) & (scores[is_full].max() == 1)  # [cells, pairs]
-    ranks: dict[Pair, int] = {}
-    while len(ranks) < limit and lost.to_numpy().any():
-        most_lost: Any = lost.sum().idxmax()  # the pair that most cells lose; of several that of the first draw
-        draw, problem_id = most_lost
-        ranks[problem_id, draw] = len(ranks)
-        lost = lost[~lost[most_lost]]  # the cells that still show none
-    return ranks
+    losses = lost.sum().to_dict()
+    places = [-losses.get(pair, 0) for pair in zip(rows["draw"], rows["problem_id"], strict=True)]
+    return rows.assign(place=places).sort_values(["place", "draw", "problem_id"], kind="stable")
 
 
 def _draws(
     rows: pd.DataFrame, texts: dict[Pair, Completion], full_texts: dict[Pair, Completion], tokenizer: Tokenizer | None
 ) -> Iterator[dict[str, Any]]:
     """Yield a cell's completions for the page, with the texts that could be read; `full_texts` are the full cache's."""
-    for row in notation.rows(rows.sort_values(["problem_id", "draw"])):
+    for row in notation.rows(rows):
         pair = (row.problem_id, row.draw)
         entry = {
             "problem": row.problem_id,
@@ -149,12 +132,12 @@ def _text_data(row: Completion, full: Completion | None, tokenizer: Tokenizer | 
     """Return the text, its evictions, and how many first tokens equal those of the full cache's text (`same`)."""
     evictions = [(eviction.step, eviction.length_before, eviction.length_after) for eviction in row.evictions]
     data: dict[str, Any] = {"text": row.text, "same": 0, "prompt": row.prompt_tokens, "evictions": evictions}
+    unit = "token_ids"
     if row.peak_length is None:  # a server's completion has no tokens
-        if full is not None:
-            data["same"] = common_length(row.text, full.text)
-        return data | {"tokens": None, "characters": len(row.text)}
+        unit = "text"
+        data |= {"tokens": None, "characters": len(row.text)}
     if full is not None:
-        data["same"] = common_length(row.token_ids, full.token_ids)
+        data["same"] = common_length(getattr(row, unit), getattr(full, unit))
     loop = None if row.stop_reason == "stop" else find_loop(row.token_ids)
     if loop:
         data["loop"] = [loop.period, loop.count]
@@ -216,9 +199,10 @@ def outcome_maps(run: Run) -> list[dict[str, Any]]:
     maps = []
     with_completions = run.cells[run.cells["completions"] > 0]
     for _, cells in with_completions.groupby("condition", sort=False):
-        page_cells = []
-        for cell in notation.rows(cells):
-            page_cells.append({"id": cell.cell_id, "name": notation.setting(cell), "full": cell.policy == "full"})
+        page_cells = [
+            {"id": cell.cell_id, "name": notation.setting(cell), "full": cell.policy == "full"}
+            for cell in notation.rows(cells)
+        ]
         title = " | ".join(cells.iloc[0][["model_title", "benchmark_title"]])
         maps.append({"title": title, **outcome_map(rows[rows["cell_id"].isin(cells["cell_id"])], page_cells)})
     return maps
@@ -229,12 +213,13 @@ def outcome_map(rows: pd.DataFrame, cells: Sequence[dict[str, Any]]) -> dict[str
 
     `rows` are completions with their outcome; `cells` have the `id` and what else the page shows of each.
     """
-    letters = rows["outcome"].map(LETTERS).fillna(UNGRADED)
-    # Ids as plain objects: of categories the table would have all, also those without a row here.
-    lettered = rows.assign(letter=letters).astype({"cell_id": "object", "problem_id": "object"})
-    by_cell = lettered.pivot(index="cell_id", columns=["problem_id", "draw"], values="letter")
-    problems = sorted(lettered["problem_id"].unique().tolist())
-    draws = sorted(lettered["draw"].unique().tolist())
-    by_cell = by_cell.reindex(columns=pd.MultiIndex.from_product([problems, draws])).fillna(ABSENT)
-    mapped = [cell | {"outcomes": "".join(by_cell.loc[cell["id"]])} for cell in cells]
+    letters = {}
+    for row in notation.rows(rows[["cell_id", "problem_id", "draw", "outcome"]]):
+        letters[row.cell_id, row.problem_id, row.draw] = LETTERS.get(row.outcome, UNGRADED)
+    problems = sorted(set(rows["problem_id"]))
+    draws = sorted(set(rows["draw"]))
+    mapped = []
+    for cell in cells:
+        outcomes = [letters.get((cell["id"], *pair), ABSENT) for pair in product(problems, draws)]
+        mapped.append(cell | {"outcomes": "".join(outcomes)})
     return {"problems": problems, "draws": draws, "cells": mapped}
