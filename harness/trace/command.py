@@ -17,7 +17,15 @@ def trace(source: Path, **values: Any) -> None:
     """Draw the pictures of a completion or a run, and print their files; options as in `kvsweep trace --help`."""
     options = inspected.TraceOptions(source=str(source), **values)
     check(options)
-    paths = draw_run(options) if options.show == "retention" else draw_text(options)
+    if options.show == "retention":
+        folders = [cell.folder for cell in stored_cells(source)]
+        if not folders:
+            raise UserError(f"{source} holds no cells: name a run's directory, such as results/runs/demo.")
+        from kvsweep.harness.trace.draw import draw_retention
+
+        paths = draw_retention(options, folders)
+    else:
+        paths = draw_text(options)
     for path in paths:
         print(path)
 
@@ -35,16 +43,6 @@ def check(options: inspected.TraceOptions) -> None:
         check_map(options.map)
     if options.question is not None and options.source != LIVE:
         raise UserError(f"--question is for {LIVE} alone: give {LIVE} in place of {options.source}.")
-
-
-def draw_run(options: inspected.TraceOptions) -> Iterator[Path]:
-    """Draw the pictures of a run's completions; yield the files."""
-    folders = [cell.folder for cell in stored_cells(Path(options.source))]
-    if not folders:
-        raise UserError(f"{options.source} holds no cells: name a run's directory, such as results/runs/demo.")
-    from kvsweep.harness.trace.draw import draw_retention
-
-    yield from draw_retention(options, folders)
 
 
 def draw_text(options: inspected.TraceOptions) -> Iterator[Path]:

@@ -26,7 +26,7 @@ from kvsweep.harness.predictor.traces import Trace, check_cell, read_graded, tra
 from kvsweep.harness.settings import build, compose_config, plain_config_errors
 from kvsweep.harness.sweep.checks import check_artifacts, check_tags, other_model
 from kvsweep.harness.sweep.grid import build_policies
-from kvsweep.harness.sweep.job import Job, make_job, stored_config
+from kvsweep.harness.sweep.job import make_job, stored_config
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files.other_rows import texts_of_file
 from kvsweep.run_files.row_types import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Problem
@@ -235,23 +235,23 @@ def live(overrides: Sequence[str], problem_id: str | None, draw: int, question: 
         some = ", ".join(job.problem_ids[:5])
         raise UserError(f"--problem {problem_id} is not in {job.benchmark.name}: it has {some} ...")
     problem = matching[0]
-    return TextSource(model=job.model, config=config, read=lambda loaded: _written(job, problem, draw, loaded))
-
-
-def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> InspectedText:
-    """Let the model write and grade one completion of the job's only cell."""
-    from kvsweep.harness.sweep.fill import engine_of
-
     [cell] = job.cells
-    prompt = model.dialogue.prompt_ids(problem.prompt)
-    branch = Branch(cell_id="", policy=cell.policy)
-    request = Request(problem_id=problem.id, draw=draw, prompt_ids=prompt, branches=(branch,))
-    [(_, completion)] = engine_of(job, [request], model, slots=1).generate([request])
-    with Grader(workers=1) as grader:
-        [grade] = grader.grade([completion], standard_of(cell.describe(), {problem.id: problem.gold}))
-    trace = trace_of(completion, model, prompt)
-    setting = setting_of(cell.policy.identity())
-    return InspectedText(model=model, trace=trace, completion=completion, setting=setting, grade=grade)
+
+    def read(loaded: LoadedModel) -> InspectedText:
+        """Let the model write and grade the completion."""
+        from kvsweep.harness.sweep.fill import engine_of
+
+        prompt = loaded.dialogue.prompt_ids(problem.prompt)
+        branch = Branch(cell_id="", policy=cell.policy)
+        request = Request(problem_id=problem.id, draw=draw, prompt_ids=prompt, branches=(branch,))
+        [(_, completion)] = engine_of(job, [request], loaded, slots=1).generate([request])
+        with Grader(workers=1) as grader:
+            [grade] = grader.grade([completion], standard_of(cell.describe(), {problem.id: problem.gold}))
+        trace = trace_of(completion, loaded, prompt)
+        setting = setting_of(cell.policy.identity())
+        return InspectedText(model=loaded, trace=trace, completion=completion, setting=setting, grade=grade)
+
+    return TextSource(model=job.model, config=config, read=read)
 
 
 PARAGRAPHS = r"\n\s*\n"
