@@ -81,20 +81,17 @@ class Text:
 
 def read_texts(job: Job, config: ReplayConfig) -> list[Text]:
     """Return the completions in the replay's file, else those of the full cache under the job's conditions."""
-    path, limit = config.texts, config.limit
-    texts = _of_file(Path(path))[:limit] if path is not None else _of_full_cache(job, limit)
-    if len({text.pair for text in texts}) < len(texts):
-        raise UserError(f"texts={path} has two lines of the same id: give each an id of its own.")
-    return texts
-
-
-def _of_file(path: Path) -> list[Text]:
-    """Return the texts of a file; raises UserError for a file without any."""
+    if config.texts is None:
+        return _of_full_cache(job, config.limit)
+    path = Path(config.texts)
     if not path.is_file():
         raise UserError(f"texts={path} is no file: name a file of lines with id, problem and text.")
     texts = [Text(pair=(row.id, 0), prompt=row.problem, words=row.text) for _, row in texts_of_file(path)]
     if not texts:
         raise UserError(f"texts={path} holds no text: give a line for each.")
+    texts = texts[: config.limit]
+    if len({text.pair for text in texts}) < len(texts):
+        raise UserError(f"texts={path} has two lines of the same id: give each an id of its own.")
     return texts
 
 
