@@ -107,6 +107,12 @@ class Local(Launcher):
 
     parallel: AtLeastOne | None = None
 
+    def check(self, jobs: Sequence[Job]) -> None:
+        super().check(jobs)
+        gpus = _gpus_for(jobs)  # raises UserError where GPUs cannot be listed, here before a task is queued
+        if not gpus and any(job.model.device.startswith("cuda") for job in jobs):
+            raise UserError("model.device=cuda needs a GPU, and launcher=local sees none: set model.device=cpu.")
+
     def at_once(self, tasks: Sequence[Task]) -> int:
         gpus = _gpus_for(jobs_of(tasks))
         return self.parallel or len(gpus) or granted_cores()
@@ -114,18 +120,18 @@ class Local(Launcher):
     def start(self, rounds: Sequence[Round]) -> None:
         """Run the tasks; raises FailedTasksError after the last one if any failed."""
         [(tasks, work)] = rounds  # one at a time, as this launcher waits
-        gpus = _gpus_for(jobs_of(tasks))  # raises UserError where GPUs cannot be listed, here before a task is queued
         queue(tasks)
         with Board(jobs_of(tasks)):
-            failed = self._run(tasks, work, gpus)
+            failed = self._run(tasks, work)
         if failed:
             raise FailedTasksError(f"{failed} of {len(tasks)} tasks failed: kvsweep status says which.")
 
-    def _run(self, tasks: Sequence[Task], work: Work, gpus: Sequence[str]) -> int:
-        """Run the tasks on these GPUs, or the CPU without any; return how many failed."""
+    def _run(self, tasks: Sequence[Task], work: Work) -> int:
+        """Run the tasks; return how many failed."""
         waiting = list(tasks)
         running: dict[subprocess.Popen[bytes], tuple[str | None, Task]] = {}  # the GPU and the task of each process
         failed = 0
+        gpus = _gpus_for(jobs_of(tasks))
         parallel = self.at_once(tasks)
         # The processes share the cores; with more threads than cores a process is many times slower than one thread.
         threads = max(1, granted_cores() // min(parallel, len(tasks)))

@@ -61,12 +61,12 @@ def test_a_driver_that_hangs_or_does_not_run_is_named(script, why, machine, tmp_
     jobs: Any = [SimpleNamespace(model=SimpleNamespace(device=device), impl="torch") for device in ("cpu", "auto")]
     way_out = rf"nvidia-smi, which names the GPUs, {why}.*: set CUDA_VISIBLE_DEVICES to .*, or model.device=cpu\."
     with pytest.raises(UserError, match=way_out):
-        launch._gpus_for(jobs)
-    launch._gpus_for(jobs[:1])
+        Local().check(jobs)
+    Local().check(jobs[:1])
     # As nvidia-smi does on a machine without a GPU.
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf '\\377'\nexit 9\n")
     monkeypatch.undo()
-    launch._gpus_for(jobs)
+    Local().check(jobs)
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,16 @@ def test_each_process_sees_one_gpu(tmp_path, monkeypatch):
     model = SimpleNamespace(device="auto")
     jobs = [SimpleNamespace(out=tmp_path / f"seen-{number}", model=model) for number in range(4)]
     tasks: Any = [[SimpleNamespace(job=job, task=job.out.name)] for job in jobs]
-    assert Local(parallel=4)._run(tasks, report, visible_gpus()) == 0
+    assert Local(parallel=4)._run(tasks, report) == 0
     assert sorted(job.out.read_text() for job in jobs) == sorted(names)
 
 
 def test_cuda_without_a_gpu_is_refused(machine):
     machine("")
     config = ModelConfig(name="a", title="", path="x", device="cuda")
+    job: Any = SimpleNamespace(model=config, impl="torch")
+    with pytest.raises(UserError, match=r"model\.device=cuda needs a GPU, and launcher=local sees none"):
+        Local().check([job])
     with pytest.raises(UserError, match=r"model\.device=cuda needs a GPU, and this process sees none"):
         device_of(config)
 
