@@ -20,13 +20,14 @@ from kvsweep.compression.policy import Selection, Signal
 from kvsweep.compression.recorders import Recorder, keep_columns, recorder_of
 from kvsweep.compression.slots import Piece, Slots
 from kvsweep.compression.storage import Fp8Rows, KiviRows, PackedRows, Storage, WholeRows
-from kvsweep.kernels.implementation import Implementation
+from kvsweep.kernels.implementation import Implementation, operations
 from kvsweep.kernels.reference import chunk_attention
 
 
 class SlotCache(Slots, Cache):
     """All layers' slots, each slot's length, the original positions of the rows, and the recorded signals.
 
+    `sizes` are those of `Slots`: slots, capacity, device, per_head, invariant.
     The first `live` slots take part in a step. To end a sequence, the caller copies the last live slot over it (`copy`)
     and lowers `live`. `per_head`: each layer and head has its own positions, for a policy that keeps different rows per
     head. `invariant`: a slot's bits do not depend on the other slots; the caller then steps with
@@ -40,18 +41,14 @@ class SlotCache(Slots, Cache):
         self,
         shape: CacheShape,
         *,
-        slots: int,
-        capacity: int,
-        device: torch.device,
         signals: Iterable[Signal] = (),
-        per_head: bool = False,
         impl: Implementation = "torch",
-        invariant: bool = False,
         config: CacheConfig = UNPACKED,
+        **sizes: Any,
     ) -> None:
-        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-        config.check_implementation(impl, capability)
-        Slots.__init__(self, shape, slots, capacity, device, per_head, impl, invariant)
+        Slots.__init__(self, shape, operations(impl), **sizes)
+        on_gpu = self.device.type == "cuda"
+        config.check_implementation(impl, torch.cuda.get_device_capability(self.device) if on_gpu else None)
         self.recorders = {signal: recorder_of(signal, self) for signal in signals}
         self.needs_mass = any(recorder.needs_mass for recorder in self.recorders.values())
         # Those that define `on_attention`: without any, `observe` has nothing to prepare.
@@ -76,9 +73,8 @@ class SlotCache(Slots, Cache):
     @staticmethod
     def bytes_per_slot(shape: CacheShape, capacity: int, config: CacheConfig = UNPACKED) -> int:
         """Bytes of one slot: its rows (`CacheConfig.bytes_per_slot`) and the memory of fixed size."""
-        sizes = {"layers": shape.layers, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
-        rows = config.bytes_per_slot(**sizes, itemsize=shape.dtype.itemsize, capacity=capacity)
-        return rows + fixed_bytes(shape, shape.dtype.itemsize)
+        itemsize = shape.dtype.itemsize
+        return config.bytes_per_slot(shape, itemsize, capacity) + fixed_bytes(shape, itemsize)
 
     @property
     def kv_bytes(self) -> int:
@@ -113,7 +109,7 @@ class SlotCache(Slots, Cache):
         self._set_length(slot, length)
         self.positions[slot, ..., :length] = torch.arange(length, device=self.device)
         # An earlier sequence may have left NaN where this prompt writes nothing.
-        for memory in (*self.storage.tensors, *self._fixed):
+        for memory in (*self.storage.tensors, *self.storage.columns, *self._fixed):
             memory[slot] = 0
         self.storage.admit(slot, prefill)
         # An empty `Prefill` has no windows and no states.
@@ -228,11 +224,12 @@ def slot_attention(
     # More keys than queries: another cache holds earlier tokens, which only a prefill in chunks may have.
     if key.shape[2] > query.shape[2] and prefill is None:
         raise ValueError("a decode step with slot attention needs slot_cache=, the cache that knows each slot's length")
-    if prefill is not None:
+    for part, place in prefill.parts if prefill is not None else []:
+        heads = query[place], key[place], value[place]
         if window is None:
-            prefill.observe(query, key, value, scaling, s_aux, softcap)
+            part.observe(*heads, scaling, s_aux, softcap)
         else:
-            prefill.observe_window(query, key, value, window)
+            part.observe_window(*heads, window)
     if window is None and s_aux is None and softcap is None:  # all that torch's attention can compute
         return _causal(query, key, value, scaling), None
     prompts = zip(query.transpose(1, 2), key, value, strict=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,20 +82,18 @@ class Prefill:
     def length(self) -> int:
         return self.rows[0][0].shape[1] if self.rows else self._tokens
 
+    @property
+    def parts(self) -> list[tuple["Prefill", tuple[slice, ...]]]:
+        """As of a `PaddedPrefill`: this prompt has the whole forward."""
+        return [(self, ())]
+
 
 class PaddedPrefill:
-    """The prefill of several prompts in one forward. Padding lies at the end; no prompt token attends to it."""
+    """The prefill of several prompts in one forward. Padding lies at the end; no prompt token attends to it.
+
+    `parts`: each prompt's prefill, and its place in [prompts, heads, tokens, head_dim]: its row, all heads, its tokens.
+    """
 
     def __init__(self, prefills: Sequence[Prefill], lengths: Sequence[int]) -> None:
-        # A prompt's place in [prompts, heads, tokens, head_dim]: its row, all heads, its tokens without the padding.
         places = [(slice(row, row + 1), slice(None), slice(length)) for row, length in enumerate(lengths)]
         self.parts = list(zip(prefills, places, strict=True))
-
-    def observe(self, query: Tensor, key: Tensor, value: Tensor, *how: Any) -> None:
-        """Record a full layer of all prompts, [prompts, heads, longest, head_dim] each, as `Prefill.observe` does."""
-        for prefill, place in self.parts:
-            prefill.observe(query[place], key[place], value[place], *how)
-
-    def observe_window(self, query: Tensor, key: Tensor, value: Tensor, window: int) -> None:
-        for prefill, place in self.parts:
-            prefill.observe_window(query[place], key[place], value[place], window)

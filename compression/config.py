@@ -175,14 +175,18 @@ class CacheConfig:
         share = head_dim if self.scheme == "kvarn" else self.group  # numbers of a value that share a zero and a step
         return key, RowFormat(bits=value_bits, group=share, head_dim=head_dim)
 
-    def bytes_per_slot(self, *, layers: int, kv_heads: int, head_dim: int, itemsize: int, capacity: int) -> int:
+    def bytes_per_slot(self, shape: Any, itemsize: int, capacity: int) -> int:
         """Bytes of keys and values in one slot of `capacity` rows: layers * kv_heads times the bytes of one head.
+
+        `shape` as in `fixed_bytes`; `itemsize` is the bytes of a number that is not quantized.
 
         Not quantized: 2 * capacity * head_dim * itemsize. Quantized: capacity * (bytes of a key + bytes of a value) + 2
         * whole_rows * head_dim * itemsize; a key or value takes head_dim * bits / 8 + 4 * head_dim / group bytes.
         "kivi" and "kvarn" count only the whole groups of the capacity, "kvarn" with 2 * (group + head_dim) bytes of
         scales for each. "fp8" takes head_dim bytes, and 4 for a scale of each token's row.
         """
+        layers, head_dim = shape.layers, shape.head_dim
+        heads = layers * shape.kv_heads
         whole_row = 2 * head_dim * itemsize  # of a key and a value
         if self.is_fp8:
             scale_bytes = 4 if self.scale == "token" else 0
@@ -191,17 +195,17 @@ class CacheConfig:
                 raise UserError(
                     f"cache.whole_layers={self.whole_layers} of {layers} layers leaves none for fp8: lower it."
                 )
-            fp8_layers = layers - self.whole_layers
-            return kv_heads * capacity * (fp8_layers * fp8_row + self.whole_layers * whole_row)
+            whole_heads = self.whole_layers * shape.kv_heads
+            return capacity * ((heads - whole_heads) * fp8_row + whole_heads * whole_row)
         formats = self.row_formats(head_dim)
         if not formats:
-            return layers * kv_heads * capacity * whole_row
+            return heads * capacity * whole_row
         key, value = formats
         # Tokens that are packed together, and their packed keys: in a group, a packed key is one of its channels.
         tokens, packed_keys = (self.group, head_dim) if self.in_groups else (1, 1)
         scales = 2 * (self.group + head_dim) if self.scheme == "kvarn" else 0
         packed = capacity // tokens * (packed_keys * key.row_bytes + tokens * value.row_bytes + scales)
-        return layers * kv_heads * (packed + self.whole_rows * whole_row)
+        return heads * (packed + self.whole_rows * whole_row)
 
     def identity(self) -> dict[str, Any]:
         """The settings that change completions, for `cell_id`; empty if nothing is quantized."""

@@ -10,7 +10,7 @@ from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 from kvsweep.compression.config import ring
 from kvsweep.compression.slots import Slots
-from kvsweep.compression.storage import Storage, WholeRows, few_tokens, filled
+from kvsweep.compression.storage import Storage, WholeRows, filled
 from kvsweep.kernels.pointwise import rotated
 
 
@@ -46,6 +46,8 @@ class _Layer(CacheLayerMixin):
 class SlotLayer(_Layer):
     """A layer of full attention: rows [slots, kv_heads, capacity, head_dim], of which a policy keeps some."""
 
+    keys: Any
+
     def __init__(self, cache: Slots, storage: Storage, index: int) -> None:
         super().__init__(cache)
         if isinstance(storage, WholeRows):
@@ -60,10 +62,10 @@ class SlotLayer(_Layer):
     def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor, **how: Any) -> Tensor:
         storage = self._storage
         # Rows that are stored as they are computed are written by the kernel that rotates them.
-        if not isinstance(storage, WholeRows) or storage.keys[self._index].dtype != heads.dtype:
+        if not isinstance(storage, WholeRows) or self.keys.dtype != heads.dtype:
             return super().rotate(heads, cos, sin, **how)
-        keys, values = storage.keys[self._index], storage.values[self._index]
-        query: Tensor = self._cache.operations.rotate_and_write(heads, cos, sin, keys, values, storage.lines, **how)
+        memory = self.keys, self.values, storage.lines
+        query: Tensor = self._cache.operations.rotate_and_write(heads, cos, sin, *memory, **how)
         return query
 
     def attend(self, query: Tensor, how: Mapping[str, Any]) -> Tensor:
@@ -109,12 +111,9 @@ class WindowLayer(_Layer):
             rows = keys[slots, :, : cache.reach], values[slots, :, : cache.reach]
             output, _ = cache.operations.decode_attention(query[: len(lengths)], *rows, lengths, **how)
             return filled([output], len(query))
-        outputs = []
-        for piece in cache.pieces:
-            outputs += self._chunk(query, lengths, piece.tokens, how)
-        return filled(outputs, len(query))
+        return filled([self._chunk(query, lengths, piece.tokens, how) for piece in cache.pieces], len(query))
 
-    def _chunk(self, query: Tensor, lengths: Tensor, tokens: slice, how: Mapping[str, Any]) -> list[Tensor]:
+    def _chunk(self, query: Tensor, lengths: Tensor, tokens: slice, how: Mapping[str, Any]) -> Tensor:
         """Attend with the tokens of one slot: each sees the ring as it is after the token's own row is written."""
         cache = self._cache
         slot = cache.step_slots[tokens][0]
@@ -128,20 +127,20 @@ class WindowLayer(_Layer):
         is_new = (positions_of_rows >= positions[0]) & (places < self.window)
         # The index of each such row in `keys` and `values`, where the chunk's new rows lie behind the ring.
         rows = torch.where(is_new, ring(self.window) + positions_of_rows - positions[0], places)
-        old_keys, old_values = self.tensors
-        new_keys, new_values = self._new
-        keys = torch.cat([old_keys[slot], new_keys[tokens].transpose(0, 1)], dim=1)
-        values = torch.cat([old_values[slot], new_values[tokens].transpose(0, 1)], dim=1)
-        outputs = []
-        for few_queries, few_lengths, few_rows in few_tokens(query[tokens], lengths[tokens], rows):
+        # Keys and values, [kv_heads, places and new rows, head_dim] each.
+        memories = [
+            torch.cat([old[slot], new[tokens].transpose(0, 1)], dim=1)
+            for old, new in zip(self.tensors, self._new, strict=True)
+        ]
+
+        def rings(_: Tensor, few_rows: Tensor) -> list[Tensor]:
             # [tokens, kv_heads, places, head_dim]: a copy of the ring for each token.
-            few_keys = keys[:, few_rows].transpose(0, 1).contiguous()
-            few_values = values[:, few_rows].transpose(0, 1).contiguous()
-            output, _ = cache.operations.decode_attention(few_queries, few_keys, few_values, few_lengths, **how)
-            outputs.append(output)
+            return [memory[:, few_rows].transpose(0, 1).contiguous() for memory in memories]
+
+        output, _ = cache.attend_in_steps(rings, query[tokens], lengths[tokens], rows, how=how)
         # Of a chunk longer than the window, only the newest rows have a place.
         self._write(slice(max(tokens.start, tokens.stop - self.window), tokens.stop))
-        return outputs
+        return output
 
     def _write(self, tokens: slice) -> None:
         cache = self._cache

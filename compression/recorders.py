@@ -96,6 +96,12 @@ class RowRecorder(Recorder):
     """Numbers per row, [slots, ..., capacity] each; a row without a number holds `fill`."""
 
     fill: float = torch.nan
+    dtypes: Sequence[torch.dtype] = (torch.float32,)  # of each tensor
+
+    def __init__(self, signal: Any, cache: Slots) -> None:
+        """Allocate a number per row, layer and key head: [slots, layers, kv_heads, capacity]."""
+        size = (cache.slots, cache.shape.layers, cache.shape.kv_heads, cache.capacity)
+        super().__init__(*[torch.full(size, self.fill, dtype=dtype, device=cache.device) for dtype in self.dtypes])
 
     def admit(self, slot: int, prefill: Prefill) -> None:
         for numbers in self.tensors:
@@ -110,12 +116,6 @@ class RowRecorder(Recorder):
         return self.tensors[0][slot, ..., :length]
 
 
-def _per_head(cache: Slots, fill: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Allocate a number per row, layer and key head: [slots, layers, kv_heads, capacity]."""
-    size = (cache.slots, cache.shape.layers, cache.shape.kv_heads, cache.capacity)
-    return torch.full(size, fill, dtype=dtype, device=cache.device)
-
-
 class ScoreRecorder(RowRecorder):
     """`score` of the last hidden state in the step that wrote a row, in the shape of the cache's `positions`."""
 
@@ -123,7 +123,7 @@ class ScoreRecorder(RowRecorder):
 
     def __init__(self, score: Callable[[Tensor], Tensor], cache: Slots) -> None:
         self.score = score
-        super().__init__(torch.full(cache.positions.shape, self.fill, device=cache.device))
+        self.tensors = (torch.full(cache.positions.shape, self.fill, device=cache.device),)
 
     def on_token(self, slots: Tensor, at: Tensor, hidden: Tensor) -> None:
         scores = self.score(hidden)[: len(slots)].float()
@@ -144,10 +144,10 @@ class MassRecorder(RowRecorder):
     fill = 0.0
 
     def __init__(self, signal: AttentionMass, cache: Slots) -> None:
+        super().__init__(signal, cache)
         self.decay = signal.decay
         self.causal_mass = cache.operations.causal_mass
-        self.total = _per_head(cache, self.fill)
-        super().__init__(self.total)
+        self.total = self.tensors[0]
 
     def admit(self, slot: int, prefill: Prefill) -> None:
         super().admit(slot, prefill)
@@ -178,12 +178,12 @@ class UseRecorder(RowRecorder):
 
     needs_mass = True
     fill = 0
+    dtypes = (torch.int32, torch.int32)
 
     def __init__(self, signal: LastUse, cache: Slots) -> None:
+        super().__init__(signal, cache)
         self.threshold = signal.threshold
-        self.last = _per_head(cache, self.fill, torch.int32)
-        self.interval = _per_head(cache, self.fill, torch.int32)
-        super().__init__(self.last, self.interval)
+        self.last, self.interval = self.tensors
 
     def admit(self, slot: int, prefill: Prefill) -> None:
         self.last[slot], self.interval[slot] = prefill.length - 1, 0
@@ -206,14 +206,11 @@ class UseRecorder(RowRecorder):
         self.last[rows_read] = last[:, -1]
 
     def read(self, slot: int, length: int, newest: int) -> Tensor:
-        return torch.stack([self.last[slot, :, :, :length], self.interval[slot, :, :, :length]])
+        return torch.stack([numbers[slot, :, :, :length] for numbers in self.tensors])
 
 
 class MemoryRecorder(RowRecorder):
     """A number per row, layer and key head that a policy writes at an eviction; NaN before."""
-
-    def __init__(self, signal: RowMemory, cache: Slots) -> None:
-        super().__init__(_per_head(cache, self.fill))
 
     def write(self, slot: int, values: Tensor) -> None:
         self.tensors[0][slot, ..., : values.shape[-1]] = values

@@ -1,7 +1,8 @@
 """The slots of a cache: their lengths, which slots take part in a step, and where a step's tokens are written."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,8 +11,12 @@ from torch.nn.functional import linear
 
 from kvsweep.compression.cache_rows import CacheShape
 from kvsweep.compression.config import ring
-from kvsweep.kernels.implementation import Implementation, operations
+from kvsweep.kernels.implementation import Operations
+from kvsweep.kernels.reference import Attended
 from kvsweep.kernels.row_format import ROW_BLOCK, TOKEN_BLOCK, filled_tokens, whole_blocks
+
+# A chunk's rows are copied for each of its tokens, for this many tokens at a time: little extra memory is needed.
+_COPIED_TOKENS = 16
 
 
 def uploaded(numbers: Sequence[int], device: torch.device) -> Tensor:
@@ -26,6 +31,29 @@ class Piece:
     slots: slice
     tokens: slice
     count: int
+
+
+class Chunks:
+    """The next `counts[slot]` tokens of each of several slots, slot by slot.
+
+    On the device: the `slots`, and the `sizes` and `starts` of their chunks, [slots] each; for each token `slot_of`,
+    its slot, [tokens].
+    """
+
+    def __init__(self, counts: Mapping[int, int], device: torch.device) -> None:
+        self.counts = counts
+        self.slots = uploaded(list(counts), device)
+        self.sizes = uploaded(list(counts.values()), device)
+        self.starts = self.sizes.cumsum(0) - self.sizes
+        self.slot_of = self._per_token(self.slots)
+        self._index = torch.arange(len(self.slot_of), device=device) - self._per_token(self.starts)  # in its chunk
+
+    def _per_token(self, numbers: Tensor) -> Tensor:
+        return numbers.repeat_interleave(self.sizes, output_size=sum(self.counts.values()))
+
+    def places(self, first: Tensor) -> Tensor:
+        """Number each token, [tokens], from its slot's number in `first` [all slots] on."""
+        return first[self.slot_of] + self._index
 
 
 class Slots:
@@ -44,21 +72,22 @@ class Slots:
     def __init__(
         self,
         shape: CacheShape,
+        operations: Operations,
+        *,
         slots: int,
         capacity: int,
         device: torch.device,
-        per_head: bool,
-        impl: Implementation,
-        invariant: bool,
+        per_head: bool = False,
+        invariant: bool = False,
     ) -> None:
         self.shape = shape
         self.slots = slots
         self.capacity = capacity
         self.device = device
-        self.operations = operations(impl)
+        self.operations = operations
         self.invariant = invariant
-        self.ragged: bool = self.operations.RAGGED
-        self.linear: Callable[..., Tensor] = self.operations.linear if invariant else linear
+        self.ragged: bool = operations.RAGGED
+        self.linear: Callable[..., Tensor] = operations.linear if invariant else linear
         self._live = 0
         self.device_live = torch.zeros((), dtype=torch.int64, device=device)
         self.slot_ids = torch.arange(slots, device=device)
@@ -119,30 +148,26 @@ class Slots:
         self.device_lengths[whole] = write_at + 1
         self._place([Piece(slots=whole, tokens=whole, count=1)], slots, write_at, positions)
 
-    def begin_chunks(self, counts: Mapping[int, int], positions: Tensor) -> None:
-        """Make room for the next `counts[slot]` tokens of each slot, at original `positions` [tokens], slot by slot.
+    def begin_chunks(self, chunks: Chunks, positions: Tensor) -> None:
+        """Make room for these tokens, at original `positions` [tokens].
 
         The layers then write and attend as in a step; each token sees the rows up to its own. Raises ValueError for
         more rows than a slot's capacity, and for several tokens of a slot in a model with linear layers.
         """
-        if "linear" in self.shape.kinds and any(count > 1 for count in counts.values()):
+        if "linear" in self.shape.kinds and max(chunks.counts.values()) > 1:
             raise ValueError("a slot of a model with linear layers takes one token per step")
         pieces = list[Piece]()
         begin = 0
-        for slot, count in counts.items():
+        for slot, count in chunks.counts.items():
             if self.lengths[slot] + count > self.capacity:
                 full = f"slot {slot} holds {self.lengths[slot]} of {self.capacity} rows"
                 raise ValueError(f"{full}: it has no room for {count}.")
             pieces.append(Piece(slots=slice(slot, slot + 1), tokens=slice(begin, begin + count), count=count))
             begin += count
-        slots = uploaded(list(counts), self.device)
-        sizes = uploaded(list(counts.values()), self.device)
-        # A token's row: its slot's length, plus its index among all tokens, less that of the slot's first token.
-        first = self.device_lengths[slots] - (sizes.cumsum(0) - sizes)
-        write_at = first.repeat_interleave(sizes, output_size=begin) + torch.arange(begin, device=self.device)
-        self.lengths[list(counts)] += list(counts.values())
-        self.device_lengths[slots] += sizes
-        self._place(pieces, slots.repeat_interleave(sizes, output_size=begin), write_at, positions)
+            self.lengths[slot] += count
+        write_at = chunks.places(self.device_lengths)
+        self.device_lengths[chunks.slots] += chunks.sizes
+        self._place(pieces, chunks.slot_of, write_at, positions)
 
     def _place(self, pieces: list[Piece], slots: Tensor, write_at: Tensor, positions: Tensor) -> None:
         """Store each token's slot, row in the slot, and original position for the step, [tokens] each."""
@@ -167,6 +192,22 @@ class Slots:
 
     def observe(self, layer: int, piece: Piece, query: Tensor, mass: Tensor | None) -> None:
         """Record a layer's attention of a piece: query [tokens, q_heads, head_dim], mass [tokens, kv_heads, rows]."""
+
+    def attend_in_steps(
+        self, rows_of: Callable[..., Iterable[Tensor]], query: Tensor, *columns: Tensor, how: Mapping[str, Any]
+    ) -> Attended:
+        """Attend in decode steps, one for each token, so that the result rounds as in single steps.
+
+        query [tokens, q_heads, head_dim]; the first of the `columns`, [tokens, ...] each, is the tokens' lengths.
+        `rows_of` returns keys, values and scales, if there are any, for the columns of a few tokens.
+        """
+        outputs, masses = [], []
+        for few_queries, *few in zip(*(column.split(_COPIED_TOKENS) for column in (query, *columns)), strict=True):
+            keys, values, *scales = rows_of(*few)
+            output, mass = self.operations.decode_attention(few_queries, keys, values, few[0], scales=scales, **how)
+            outputs.append(output)
+            masses.append(mass)
+        return torch.cat(outputs), None if mass is None else torch.cat(masses)
 
     def _set_length(self, slot: int, length: int) -> None:
         self.lengths[slot] = length

@@ -19,9 +19,6 @@ from kvsweep.kernels.packing import column_scales, pack_rows, rotation
 from kvsweep.kernels.pointwise import write_rows
 from kvsweep.kernels.reference import Attended, whole_kivi_rows, whole_rows
 
-# A chunk's rows are copied for each of its tokens, for this many tokens at a time: little extra memory is needed.
-_COPIED_TOKENS = 16
-
 
 class Storage(ABC):
     """The rows of all slots and layers."""
@@ -136,20 +133,14 @@ class WholeRows(Storage):
         if not cache.invariant and not is_beyond_kernel:
             rows = self.read(layer, piece.slots.start, int(cache.lengths[piece.slots.start]))
             return cache.operations.chunk_attention(query, *rows, **arguments)
-        # Attend in decode steps, one for each token, over the same rows, so that the result rounds as in single steps.
-        # torch's product would copy expanded rows itself, into another memory layout, and may then round differently.
-        parts = []
-        for few_queries, few_lengths in few_tokens(query, lengths):
-            copies = [rows.expand(len(few_queries), -1, -1, -1) for rows in (keys, values, *scales)]
-            if not cache.ragged:
-                copies = [rows.contiguous() for rows in copies]
-            few_keys, few_values, *few_scales = copies
-            parts.append(
-                cache.operations.decode_attention(
-                    few_queries, few_keys, few_values, few_lengths, scales=few_scales, **how
-                )
-            )
-        return joined(parts)
+
+        def copied(few_lengths: Tensor) -> list[Tensor]:
+            copies = [rows.expand(len(few_lengths), -1, -1, -1) for rows in (keys, values, *scales)]
+            # torch's product would copy expanded rows itself, into another memory layout, and may then round
+            # differently.
+            return copies if cache.ragged else [rows.contiguous() for rows in copies]
+
+        return cache.attend_in_steps(copied, query, lengths, how=how)
 
     def keep(self, slot: int, keep: Tensor) -> None:
         self.cache.operations.compact_layers([tensor[slot] for tensor in self.tensors], keep)
@@ -224,6 +215,8 @@ class Fp8Rows(WholeRows):
 class _Packing(Storage):
     """Quantized rows, except the `newest` tokens: [slots, layers, 2, kv_heads, room, head_dim]."""
 
+    step_places: Tensor  # in `newest`, of a step's tokens, [tokens]
+
     def __init__(self, cache: Slots, config: CacheConfig) -> None:
         super().__init__(cache)
         shape = cache.shape
@@ -241,6 +234,29 @@ class _Packing(Storage):
             self._forth = forth.to(cache.device, shape.dtype)
             self._back = back.to(cache.device, shape.dtype)
 
+    def admit(self, slot: int, prefill: Prefill) -> None:
+        for layer, rows in enumerate(prefill.rows):
+            self._write_all(slot, layer, self._multiplied(torch.stack(rows), self._forth))
+
+    @abstractmethod
+    def _write_all(self, slot: int, layer: int, rows: Tensor) -> None:
+        """Write all rows of a slot, [2, kv_heads, length, head_dim]: those that are old quantized."""
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write the rows, rotated, into `newest`."""
+        # [tokens or more, 2, kv_heads, head_dim]
+        rows = self._multiplied(torch.cat([keys, values], dim=2), self._forth).transpose(1, 2)
+        # Two indices of tokens with slices between them put the tokens first: [tokens, 2, kv_heads, head_dim].
+        self.newest[self.cache.step_slots, layer, :, :, self.step_places] = rows[: len(self.step_places)]
+
+    def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        keys, values = self._multiplied(self._whole(layer, slot, length), self._back)
+        return keys, values
+
+    @abstractmethod
+    def _whole(self, layer: int, slot: int, length: int) -> Tensor:
+        """Return the rows of a slot as they are stored, [2, kv_heads, length, head_dim]."""
+
     def attend(self, layer: int, query: Tensor, how: Mapping[str, Any]) -> tuple[Tensor, list[Tensor | None]]:
         """Attend over the packed and the newest rows; if rows are rotated, rotate the query and the output too.
 
@@ -252,6 +268,9 @@ class _Packing(Storage):
 
     def _multiplied(self, rows: Tensor, by: Tensor | None) -> Tensor:
         return rows if by is None else self.cache.linear(rows.reshape(-1, rows.shape[-1]), by).view(rows.shape)
+
+    def _places(self, first: int, end: int) -> Tensor:  # in `newest`
+        return torch.arange(first, end, device=self.newest.device) % self.room
 
     def _bytes(self, *size: int) -> Tensor:
         """Allocate bytes, [slots, layers, kv_heads, *size]."""
@@ -265,12 +284,12 @@ class _Packing(Storage):
         A row is in full precision until it is one of the token's `counts` quantized rows, [tokens, kv_heads or 1].
         """
         rows = torch.arange(packed.shape[2], device=counts.device)
-        parts = []
-        for few_queries, few_counts, few_lengths in few_tokens(query, counts, lengths):
+
+        def seen(_: Tensor, few_counts: Tensor) -> Tensor:
             is_packed = (rows < few_counts[..., None])[None, ..., None]  # [1, tokens, kv_heads, rows, 1]
-            keys, values = torch.where(is_packed, packed[:, None], whole[:, None]).contiguous()
-            parts.append(self.cache.operations.decode_attention(few_queries, keys, values, few_lengths, **how))
-        return joined(parts)
+            return torch.where(is_packed, packed[:, None], whole[:, None]).contiguous()
+
+        return self.cache.attend_in_steps(seen, query, lengths, counts, how=how)
 
 
 class PackedRows(_Packing):
@@ -295,21 +314,19 @@ class PackedRows(_Packing):
         self.tensors = (*self.packed, self.newest)
         self.columns = (self.counts,)
 
-    def admit(self, slot: int, prefill: Prefill) -> None:
+    def _write_all(self, slot: int, layer: int, rows: Tensor) -> None:
         """Quantize all rows except the newest tokens' rows, which go to `newest`."""
-        old = max(0, prefill.length - self.residual)
+        length = rows.shape[-2]
+        old = max(0, length - self.residual)
         self.counts[slot] = old
-        places = torch.arange(old, prefill.length, device=self.newest.device) % self.residual
-        for layer, (keys, values) in enumerate(prefill.rows):
-            rows = self._multiplied(torch.stack([keys, values]), self._forth)
-            for memory, packed in zip(self.packed, self._pack(rows[..., :old, :]), strict=True):
-                memory[slot, layer, :, :old] = packed
-            self.newest[slot, layer, :, :, places] = rows[..., old:, :]
+        for memory, packed in zip(self.packed, self._pack(rows[..., :old, :]), strict=True):
+            memory[slot, layer, :, :old] = packed
+        self.newest[slot, layer, :, :, self._places(old, length)] = rows[..., old:, :]
 
     def place(self) -> None:
         """Quantize the rows that the new tokens make too old; the new rows take their places."""
         cache = self.cache
-        self._new_places = cache.step_positions % self.residual
+        self.step_places = cache.step_positions % self.room
         self._leaving = []  # of each piece: packed rows at each token, rows that may leave `newest`, their numbers
         for piece in cache.pieces:
             slots = piece.slots
@@ -336,14 +353,6 @@ class PackedRows(_Packing):
                 memory[slots].scatter_(3, rows.expand(packed.shape), packed)
             self._leaving.append((counts, rows, numbers))
             self.counts[slots] = counts[..., -1]
-
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Write the rows, rotated, into `newest`."""
-        # [tokens or more, kv_heads, 2, head_dim]
-        rows = self._multiplied(torch.cat([keys, values], dim=2), self._forth)
-        places = self._new_places
-        # Two indices of tokens with slices between them put the tokens first: [tokens, 2, kv_heads, head_dim].
-        self.newest[self.cache.step_slots, layer, :, :, places] = rows[: len(places)].transpose(1, 2)
 
     def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
         cache = self.cache
@@ -372,10 +381,8 @@ class PackedRows(_Packing):
             self.cache.operations.compact_layers(list(memory[slot]), keep)
         self.counts[slot] = (keep < self.counts[slot, ..., None]).sum(-1)
 
-    def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
-        rows = torch.cat(whole_rows(*self._rows(layer, slice(slot, slot + 1), length), formats=self.formats))
-        keys, values = self._multiplied(rows, self._back)
-        return keys, values
+    def _whole(self, layer: int, slot: int, length: int) -> Tensor:
+        return torch.cat(whole_rows(*self._rows(layer, slice(slot, slot + 1), length), formats=self.formats))
 
     def _rows(self, layer: int, slots: slice, rows: int) -> tuple[Tensor, ...]:
         """The first `rows` rows of a layer, as `packed_attention` takes them: bytes, newest, positions, counts."""
@@ -423,13 +430,10 @@ class KiviRows(_Packing):
         self.scales = [self._bytes(groups, 1, 2 * width).view(torch.float16) for width in widths]
         self.tensors = (self.keys, self.values, self.newest, *self.scales)
 
-    def admit(self, slot: int, prefill: Prefill) -> None:
-        for layer, rows in enumerate(prefill.rows):
-            self._write_all(slot, layer, self._multiplied(torch.stack(rows), self._forth))
-
     def place(self) -> None:
         """Quantize the groups that the new tokens complete; the new rows take their places."""
         cache = self.cache
+        self.step_places = cache.write_at % self.room
         self._leaving = dict[int, tuple[int, Tensor]]()  # by slot: the first row that leaves `newest`, and the rows
         for piece in cache.pieces:
             for slot in range(*piece.slots.indices(cache.slots)):
@@ -441,11 +445,6 @@ class KiviRows(_Packing):
                 self._leaving[slot] = (first, rows)
                 for layer, layer_rows in enumerate(rows):
                     self._pack(slot, layer, first, layer_rows)
-
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        rows = self._multiplied(torch.cat([keys, values], dim=2), self._forth).transpose(1, 2)
-        at = self.cache.write_at % self.room
-        self.newest[self.cache.step_slots, layer, :, :, at] = rows[: len(at)]
 
     def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
         cache = self.cache
@@ -476,9 +475,8 @@ class KiviRows(_Packing):
         grouped = [self.keys, *self.scales]
         if self.scales:
             grouped.append(self.values.unflatten(3, (-1, self.group)))
-        for layer in range(self.keys.shape[1]):
-            # Where each kept row lay, [kv_heads, kept].
-            sources = keep.expand(self.keys.shape[2], -1) if keep.dim() == 1 else keep[layer]
+        # Where each kept row lay, [layers, kv_heads, kept].
+        for layer, sources in enumerate(keep.expand(*self.keys.shape[1:3], -1)):
             groups_before = [memory[slot, layer].clone() for memory in grouped]
             values_before = self.values[slot, layer].clone()
             rows = self._whole(layer, slot, length)
@@ -498,12 +496,7 @@ class KiviRows(_Packing):
                 written = memory[slot, layer, :, :groups]
                 written.copy_(before[:, :groups].where(group_stays, written))
 
-    def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
-        keys, values = self._multiplied(self._whole(layer, slot, length), self._back)
-        return keys, values
-
     def _whole(self, layer: int, slot: int, length: int) -> Tensor:
-        """Return the rows of a slot as they are stored, [2, kv_heads, length, head_dim]."""
         counts = torch.tensor([self._packed_rows(length)], device=self.newest.device)
         stored, options = self._rows(layer, slice(slot, slot + 1), length)
         return torch.cat(whole_kivi_rows(*stored, counts, **options))[:, :, :length]
@@ -518,11 +511,7 @@ class KiviRows(_Packing):
         options = {"formats": self.formats, "scales": [scale[slots, layer, :, :groups] for scale in self.scales]}
         return (self.keys[slots, layer, :, :groups], values, self.newest[slots, layer]), options
 
-    def _places(self, first: int, end: int) -> Tensor:  # in `newest`
-        return torch.arange(first, end, device=self.newest.device) % self.room
-
     def _write_all(self, slot: int, layer: int, rows: Tensor) -> None:
-        """Write all rows of a slot, [2, kv_heads, length, head_dim]."""
         count = self._packed_rows(rows.shape[-2])
         self._pack(slot, layer, 0, rows[..., :count, :])
         self.newest[slot, layer].index_copy_(-2, self._places(count, rows.shape[-2]), rows[..., count:, :])
@@ -542,17 +531,6 @@ class KiviRows(_Packing):
             keys, values = keys / key_scales, values / value_scales
         self.keys[slot, layer, :, groups] = pack_rows(keys, self.formats[0])
         self.values[slot, layer, :, first:end] = pack_rows(values.flatten(1, 2), self.formats[1])
-
-
-def few_tokens(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield columns of numbers per token, [tokens, ...] each, a few tokens at a time."""
-    return zip(*(column.split(_COPIED_TOKENS) for column in columns), strict=True)
-
-
-def joined(parts: Sequence[Attended]) -> Attended:
-    """Join the attention of consecutive parts; either all have a mass or none has."""
-    outputs, masses = zip(*parts, strict=True)
-    return torch.cat(outputs), None if masses[0] is None else torch.cat(masses)
 
 
 def filled(outputs: Sequence[Tensor], tokens: int) -> Tensor:

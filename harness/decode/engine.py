@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import CacheView, Policy, Selection, SelectionError, check_selection
 from kvsweep.compression.selection import check_room, selected, selected_alike
-from kvsweep.compression.slots import uploaded
+from kvsweep.compression.slots import Chunks, uploaded
 from kvsweep.compression.source import is_own
 from kvsweep.harness.decode.clock import Clock
 from kvsweep.harness.decode.graphs import StepGraphs
@@ -181,27 +181,21 @@ class Engine:
         The state at index i predicts token i: the slot is fed its last token and all of these but the last one. The
         caller evicts; until its next eviction a slot takes at most `SlotTable.room` tokens.
         """
-        slots = list(texts)
-        counts = [len(text) for text in texts.values()]
-        device = self.model.device
-        ids = uploaded([token for text in texts.values() for token in text], device)
-        slot_ids, sizes = uploaded(slots, device), uploaded(counts, device)
-        starts = sizes.cumsum(0) - sizes  # where each slot's tokens start in `ids`
+        chunks = Chunks({slot: len(text) for slot, text in texts.items()}, self.model.device)
+        ids = uploaded(list(chain.from_iterable(texts.values())), self.model.device)
         # What is fed lies one token behind what it predicts: before a slot's first new token, the slot's last.
         tokens = ids.roll(1)
-        tokens[starts] = self.table.tokens[slot_ids]
-        # A slot's positions go on from its next one: the index in `ids`, less its start, plus that position.
-        positions = (self.table.positions[slot_ids] - starts).repeat_interleave(sizes, output_size=len(ids))
-        positions += torch.arange(len(ids), device=device)
+        tokens[chunks.starts] = self.table.tokens[chunks.slots]
+        positions = chunks.places(self.table.positions)
         with self.clock.time("forward"):
-            self.cache.begin_chunks(dict(zip(slots, counts, strict=True)), positions)
+            self.cache.begin_chunks(chunks, positions)
             hidden = self._hidden(tokens, positions)
         with self.clock.time("scoring"):
             self.cache.end_step(hidden)
-        self.table.extend(slots, counts, ids)
+        self.table.extend(chunks, ids)
         self.clock.tokens += len(tokens)
         # A step may be filled up with further tokens, at the end.
-        return dict(zip(slots, hidden[: len(tokens)].split(counts), strict=True))
+        return dict(zip(texts, hidden[: len(tokens)].split(list(chunks.counts.values())), strict=True))
 
     def _feed_live(self) -> list[Fed]:
         """Feed each live slot its known tokens up to its next eviction; evict; remove completions that end."""

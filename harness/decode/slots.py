@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicCache
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.cache_rows import PaddedPrefill, Prefill
 from kvsweep.compression.policy import CacheView, Policy, Signal
-from kvsweep.compression.slots import uploaded
+from kvsweep.compression.slots import Chunks, uploaded
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.decode.sampling import uniforms_of_rows
 from kvsweep.harness.models.loaded import LoadedModel
@@ -169,21 +169,15 @@ class SlotTable:
         self.generated[:live] += 1
         return drawn
 
-    def extend(self, slots: Sequence[int], counts: Sequence[int], ids: Tensor) -> None:
-        """Write `counts` known tokens of `ids` to each slot; all of a slot's tokens but the last have been fed."""
-        device = ids.device
-        slot_ids, sizes = uploaded(slots, device), uploaded(counts, device)
-        ends = sizes.cumsum(0)  # where each slot's tokens end in `ids`
-        # A token's column in `written`: the slot's tokens so far, plus the index in `ids`, less the slot's start there.
-        columns = (self.counts[slot_ids] + sizes - ends).repeat_interleave(sizes, output_size=len(ids))
-        columns += torch.arange(len(ids), device=device)
-        self.written[slot_ids.repeat_interleave(sizes, output_size=len(ids)), columns] = ids
-        self.tokens[slot_ids] = ids[ends - 1]
-        self.positions[slot_ids] += sizes
-        self.counts[slot_ids] += sizes
-        self.generated[slots] += counts
-        if len(self._periods):  # loops are looked for
-            for slot, count in zip(slots, counts, strict=True):
+    def extend(self, chunks: Chunks, ids: Tensor) -> None:
+        """Write known tokens, `ids` [tokens]; all of a slot's tokens but the last have been fed."""
+        self.written[chunks.slot_of, chunks.places(self.counts)] = ids
+        self.tokens[chunks.slots] = ids[chunks.starts + chunks.sizes - 1]
+        self.positions[chunks.slots] += chunks.sizes
+        self.counts[chunks.slots] += chunks.sizes
+        for slot, count in chunks.counts.items():
+            self.generated[slot] += count
+            if len(self._periods):  # loops are looked for
                 self._count_agreeing(slice(slot, slot + 1), count)
 
     def looping(self) -> Tensor:

@@ -239,8 +239,7 @@ class LoadedModel:
         hidden: Tensor = self.network.base_model(**inputs, **caches, **observer).last_hidden_state
         if cache is not None and "linear" in self.shape.kinds:
             assert len(ids) == 1, "a linear layer would read the padding of a shorter prompt"
-            # A padded prefill has a Prefill and a place for each prompt, here for one.
-            observer_of_prompt = prefill.parts[0][0] if isinstance(prefill, PaddedPrefill) else prefill
+            [(observer_of_prompt, _)] = prefill.parts
             observer_of_prompt.states = []
             layers: list[Any] = cache.layers
             for layer, kind in zip(layers, self.shape.kinds, strict=True):

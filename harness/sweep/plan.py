@@ -303,13 +303,7 @@ def _row_bytes(job: Job) -> float:
 
 def _cache_bytes(job: Job, capacity: int) -> int:
     """Bytes of a slot's cache with room for this many tokens, over all layers."""
-    return job.cache.bytes_per_slot(
-        layers=job.spec.layers,
-        kv_heads=job.spec.kv_heads,
-        head_dim=job.spec.head_dim,
-        itemsize=BYTES[job.model.dtype],
-        capacity=capacity,
-    )
+    return job.cache.bytes_per_slot(job.spec, BYTES[job.model.dtype], capacity)
 
 
 def _describe(plan: Plan) -> list[str]:

@@ -13,6 +13,7 @@ from kvsweep.compression.cache_rows import Prefill
 from kvsweep.compression.policies.observation import ObservationPolicy
 from kvsweep.compression.policy import BudgetPolicy, LastUse, Selection
 from kvsweep.compression.recorders import load_predictor
+from kvsweep.compression.slots import Chunks
 from kvsweep.harness.decode.memory import slot_cache
 from kvsweep.harness.decode.sampling import sequence_key
 from kvsweep.harness.decode.slots import view_slot
@@ -169,7 +170,7 @@ def _read_answer(model: LoadedModel, token_ids: Sequence[int], first_fed: int, c
     positions = torch.arange(first_fed, len(token_ids) - 1, device=model.device)
     for chunk in positions.split(cache.longest_chunk or _FED):  # None: the cache has no limit
         chunk_of_slots = chunk.repeat(live)  # [live x chunk], slot by slot
-        cache.begin_chunks(dict.fromkeys(range(live), len(chunk)), chunk_of_slots)
+        cache.begin_chunks(Chunks(dict.fromkeys(range(live), len(chunk)), model.device), chunk_of_slots)
         logits = model.logits(model.step_hidden(ids[chunk_of_slots], chunk_of_slots, cache)).float()
         next_tokens = ids[chunk_of_slots + 1]
         scores = logits.log_softmax(dim=-1).gather(-1, next_tokens[:, None])

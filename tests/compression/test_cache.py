@@ -7,6 +7,7 @@ from kvsweep.compression.cache import SlotCache, use_slot_attention
 from kvsweep.compression.cache_rows import CacheShape, Prefill
 from kvsweep.compression.policy import AttentionMass, LastUse, PredictedImportance, RecentQueries, RowMemory, Selection
 from kvsweep.compression.recorders import ScoreRecorder, decayed_mass
+from kvsweep.compression.slots import Chunks
 from kvsweep.kernels.reference import causal_mass
 
 SHAPE = CacheShape(layers=2, q_heads=6, kv_heads=3, head_dim=4, dtype=torch.float32)
@@ -221,7 +222,7 @@ def test_more_tokens_than_a_slot_has_room_for_are_refused_before_any_is_placed()
     cache = make_cache()
     admit(cache, 5, seed=0)
     with pytest.raises(ValueError, match="slot 0 holds 5 of 9 rows: it has no room for 5"):
-        cache.begin_chunks({0: 5}, torch.arange(5, 10))
+        cache.begin_chunks(Chunks({0: 5}, cache.device), torch.arange(5, 10))
     assert cache.lengths[0] == 5
-    cache.begin_chunks({0: 4}, torch.arange(5, 9))
+    cache.begin_chunks(Chunks({0: 4}, cache.device), torch.arange(5, 9))
     assert cache.lengths[0] == 9

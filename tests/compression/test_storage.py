@@ -10,6 +10,7 @@ from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.cache_rows import CacheShape, Prefill
 from kvsweep.compression.config import CacheConfig
 from kvsweep.compression.policy import Selection
+from kvsweep.compression.slots import Chunks
 from kvsweep.kernels.packing import pack_rows, rotation
 
 SHAPE = CacheShape(layers=2, q_heads=6, kv_heads=3, head_dim=16, dtype=torch.float32)
@@ -250,7 +251,7 @@ def test_every_operation_on_slots(settings, residual, per_head, tmp_path):
             if not counts:
                 continue
             at = [p for i, n in counts.items() for p in range(texts[i].length, texts[i].length + n)]
-            cache.begin_chunks(counts, torch.tensor(at))
+            cache.begin_chunks(Chunks(counts, cache.device), torch.tensor(at))
             rows = [draw(2, len(at), SHAPE.kv_heads, 1, 16) for _ in range(SHAPE.layers)]
             for layer, (keys, values) in enumerate(rows):
                 cache.update(keys, values, layer_idx=layer)

@@ -145,7 +145,8 @@ class FakeModel:
     def read(self, ids, start, prefill, cache):
         rows = self.rows(ids, torch.arange(start, start + ids.shape[1]).expand(len(ids), -1))
         keys, values = cache.update(rows, rows.cos(), 0)
-        prefill.observe(rows * 3, keys, values, self.scaling)
+        for part, place in prefill.parts:
+            part.observe((rows * 3)[place], keys[place], values[place], self.scaling)
         return rows[:, 0]
 
     def rows(self, input_ids, position_ids):
