@@ -96,6 +96,6 @@ def generate(
     ]
     if not requests:
         return []
-    engine = Engine.sized_for(requests, model, decoding=decoding, seed=seed, **options)
+    engine = Engine(requests, model, decoding=decoding, seed=seed, **options)
     completions = [completion for _, completion in engine.generate(requests)]  # in the order in which they end
     return sorted(completions, key=lambda completion: int(completion.problem_id))

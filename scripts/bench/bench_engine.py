@@ -109,7 +109,7 @@ def ours(
     requests, how = ask(prompts, policy), {"seed": 0, "slots": slots, "invariant": invariant, "cache": cache}
 
     def run() -> int:
-        engine = Engine.sized_for(requests, model, decoding=job.decoding, **how)
+        engine = Engine(requests, model, decoding=job.decoding, **how)
         tokens = sum(completion.num_tokens for _, completion in engine.generate(requests))
         shares.update({part: getattr(engine.clock, part) / engine.clock.wall for part in PARTS})
         return tokens

@@ -54,7 +54,7 @@ def main() -> None:
 def ours(model: LoadedModel, prompts: Prompts, tokens: int, invariant: bool) -> float:
     decoding = DecodingConfig(name="greedy", max_new_tokens=tokens, sampling=SamplingConfig(temperature=0))
     requests, how = ask(prompts, FullCache(name="full")), {"seed": 0, "slots": len(prompts), "invariant": invariant}
-    engine = Engine.sized_for(requests, model, decoding=decoding, **how)
+    engine = Engine(requests, model, decoding=decoding, **how)
     return sum(completion.num_tokens for _, completion in engine.generate(requests))
 
 

@@ -113,7 +113,7 @@ def figures(args: argparse.Namespace, tokens: int, texts: int, seconds: float, *
 
 def ours(args: argparse.Namespace, model: LoadedModel, policy: Policy, decoding: DecodingConfig) -> dict[str, Any]:
     wanted = ask(questions(args, model, args.texts), policy)
-    engine = Engine.sized_for(wanted, model, decoding=decoding, seed=0, impl=args.impl, invariant=args.invariant)
+    engine = Engine(wanted, model, decoding=decoding, seed=0, impl=args.impl, invariant=args.invariant)
     slots = engine.table.slots
     engine.stop_ids = torch.tensor([-1], device=model.device)
     step = engine._step

@@ -57,7 +57,7 @@ def measure(model: LoadedModel, policy: object, tokens: int, *, chunked: bool) -
         replayed=True,
     )
     decoding = DecodingConfig(name="bench", max_new_tokens=tokens, sampling=SamplingConfig(temperature=0))
-    engine = Engine.sized_for([request], model, decoding=decoding, seed=0, slots=1, invariant=False)
+    engine = Engine([request], model, decoding=decoding, seed=0, slots=1, invariant=False)
     on_gpu = model.device.type == "cuda"
     clock = time.perf_counter if on_gpu else time.process_time
     begin = clock()

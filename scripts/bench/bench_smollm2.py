@@ -137,7 +137,7 @@ def engine_for(model: LoadedModel, work: Work, invariant: bool | None) -> tuple[
     requests = ask(work.prompts, FullCache(name="full"))
     decoding = DecodingConfig(name="g", max_new_tokens=work.most, sampling=SamplingConfig(temperature=0.0))
     kind = Engine if work.limits is None else CutEngine
-    engine = kind.sized_for(requests, model, decoding=decoding, seed=0, slots=work.slots, invariant=invariant)
+    engine = kind(requests, model, decoding=decoding, seed=0, slots=work.slots, invariant=invariant)
     if isinstance(engine, CutEngine) and work.limits is not None:
         engine.limits = work.limits
     return engine, requests

@@ -88,7 +88,7 @@ def decode(model: LoadedModel, prompts: Prompts, tokens: int, slots: int) -> Tex
 def engine_for(model: LoadedModel, prompts: Prompts, tokens: int, slots: int) -> Engine:
     decoding = DecodingConfig(name="greedy", max_new_tokens=tokens, sampling=SamplingConfig(temperature=0))
     requests = ask(prompts, FullCache(name="full"))
-    return Engine.sized_for(requests, model, decoding=decoding, seed=0, slots=slots)
+    return Engine(requests, model, decoding=decoding, seed=0, slots=slots)
 
 
 def parse_args() -> argparse.Namespace:

@@ -166,7 +166,7 @@ def test_the_bytes_of_a_slot_are_those_that_torch_allocates(
         expected, found = memory.slot_bytes(model.shape, requests, text, config), []
         for slots in (2, 5):
             with Allocated() as allocated:
-                engine = Engine.sized_for(requests, model, decoding=text, seed=0, slots=slots, cache=config)
+                engine = Engine(requests, model, decoding=text, seed=0, slots=slots, cache=config)
                 found.append(allocated.now)
             del engine
         assert expected == pytest.approx((found[1] - found[0]) / 3, rel=0.01), some

@@ -171,7 +171,7 @@ POLICIES: list[Policy] = [
 
 def engine_of(model: LoadedModel, requests: list[Request], slots: int, new: int = 48, **options: Any) -> Engine:
     decoding = DecodingConfig(name="greedy", max_new_tokens=new, sampling=SamplingConfig(temperature=0))
-    return Engine.sized_for(requests, model, decoding=decoding, seed=0, slots=slots, **options)
+    return Engine(requests, model, decoding=decoding, seed=0, slots=slots, **options)
 
 
 def requests_for(model: LoadedModel, count: int) -> list[Request]:
@@ -289,7 +289,7 @@ def test_chunks_are_the_steps_one_by_one(name, invariant, length):
     requests = ask([text[:30]] * 2, *policies_for(model), forced=text[30:], replayed=True)
     states = []
     for most in (1, 7, 64):
-        engine = Engine.sized_for(requests, model, decoding=decoding, seed=0, slots=6, invariant=invariant)
+        engine = Engine(requests, model, decoding=decoding, seed=0, slots=6, invariant=invariant)
         largest = 1 if engine.cache.linears else most
         type(engine)._most_fed, before = property(lambda _, most=largest: most), type(engine)._most_fed
         try:

@@ -37,7 +37,7 @@ def requests(count, policies=POLICIES):
 
 
 def texts(model, wanted, cache, slots):
-    engine = Engine.sized_for(list(requests(3)), model, decoding=DECODING, seed=0, slots=slots, cache=cache)
+    engine = Engine(list(requests(3)), model, decoding=DECODING, seed=0, slots=slots, cache=cache)
     found = {(cell, c.problem_id): (c.token_ids, c.evictions) for cell, c in engine.generate(wanted)}
     assert engine.cache.kv_bytes == slots * SlotCache.bytes_per_slot(model.shape, engine.cache.capacity, cache)
     return found
@@ -74,6 +74,6 @@ def test_a_residual_as_long_as_the_text_changes_nothing_but_rounding(model):
     greedy = DecodingConfig(name="test", max_new_tokens=LIMIT, sampling=SamplingConfig(temperature=0))
     found = []
     for cache in (UNPACKED, CacheConfig(bits=2, residual=120), CacheConfig(bits=2, residual=120, scheme="kivi")):
-        engine = Engine.sized_for(list(requests(3)), model, decoding=greedy, seed=0, slots=4, cache=cache)
+        engine = Engine(list(requests(3)), model, decoding=greedy, seed=0, slots=4, cache=cache)
         found.append({(cell, c.problem_id): c.token_ids for cell, c in engine.generate(requests(3))})
     assert found[0] == found[1] == found[2]

@@ -241,7 +241,7 @@ def prepared(
         Request(problem_id=str(number), draw=0, prompt_ids=i, branches=(branch,)) for number, i in enumerate(ids)
     ]
     decoding = DecodingConfig(name="greedy", max_new_tokens=new, sampling=SamplingConfig(temperature=0))
-    engine = Engine.sized_for(requests, model, decoding=decoding, seed=0, slots=slots, invariant=invariant)
+    engine = Engine(requests, model, decoding=decoding, seed=0, slots=slots, invariant=invariant)
     return engine, requests
 
 

@@ -122,7 +122,7 @@ def test_scores_are_what_the_policy_gives_in_the_engine(name, model, policy_of, 
         problem_id="p", draw=0, prompt_ids=tuple(range(6, 18)), branches=(Branch(cell_id="", policy=policy),)
     )
     decoding = DecodingConfig(name="", max_new_tokens=70, sampling=SamplingConfig(temperature=1.0))
-    engine = Engine.sized_for([request], model, decoding=decoding, seed=0, slots=1)
+    engine = Engine([request], model, decoding=decoding, seed=0, slots=1)
     ((_, completion),) = engine.generate([request])
     first = completion.evictions[0]
     text = [*request.prompt_ids, *completion.token_ids][: first.length_before]
