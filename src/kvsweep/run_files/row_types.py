@@ -8,8 +8,7 @@ import json
 import mmap
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
@@ -429,35 +428,29 @@ def read_rows(path: Path, kind: type[_T], *, on_bad: OnBad = refuse) -> Iterator
     A broken line goes to `on_bad`. A broken last line without a newline is skipped silently: its writer is still
     writing it, or has died, and the row will be made again.
     """
-    return (row for _, row in _numbered_rows(path, kind, on_bad))
+    return (row for _, row in _placed_rows([path], kind, on_bad))
 
 
-def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad, checked: Container[int] = ()) -> Iterator[tuple[int, _T]]:
-    """Yield rows with their line numbers; lines with a number in `checked` are known to be whole."""
-    if not os.path.lexists(path):
-        return
-    cell = cell_of(path.parent) if getattr(kind, "sealed", False) else None  # only a `StoredRow` has `sealed`
-    for number, line in enumerate(read_lines(path), start=1):
-        if issubclass(kind, StoredRow):
-            _check_line_schema(line, f"{path}:{number}")
-        try:
-            row = decode(line, kind)
-            if cell is not None and number not in checked:
-                _check_seal(line, cell)
-        except (ValueError, RecursionError) as error:
-            # A line without an end is still being written.
-            if line.strip() and line.endswith(b"\n"):
-                on_bad(BadLine(path=path, number=number, text=line, reason=str(error)))
-        else:
-            yield number, row
-
-
-def _check_line_schema(line: bytes, where: str) -> None:
-    """Do `check_schema` for a line; a line that is no JSON object is left to the decoder."""
-    if line.startswith(_BEGIN):
-        return
-    with suppress(ValueError, RecursionError):
-        check_schema(decode(line, dict[str, Any]), where)
+def _placed_rows(
+    paths: Iterable[Path], kind: type[_T], on_bad: OnBad, checked: Container[str] = ()
+) -> Iterator[tuple[str, _T]]:
+    """Yield the rows of files with their places, "FILE:LINE"; rows at the places `checked` are known to be whole."""
+    for path in filter(os.path.lexists, paths):
+        cell = cell_of(path.parent) if getattr(kind, "sealed", False) else None  # only a `StoredRow` has `sealed`
+        for number, line in enumerate(read_lines(path), start=1):
+            place = f"{path}:{number}"
+            try:
+                if not line.startswith(_BEGIN):
+                    check_schema(decode(line, dict[str, Any]), place)
+                row = decode(line, kind)
+                if cell is not None and place not in checked:
+                    _check_seal(line, cell)
+            except (ValueError, RecursionError) as error:
+                # A line without an end is still being written.
+                if line.strip() and line.endswith(b"\n"):
+                    on_bad(BadLine(path=path, number=number, text=line, reason=str(error)))
+            else:
+                yield place, row
 
 
 def _check_seal(line: bytes, cell: str) -> None:
@@ -485,38 +478,26 @@ def check_schema(contents: Mapping[str, Any], where: object) -> None:
     raise OtherSchemaError(f"{where} has {named} and this kvsweep reads schema {SCHEMA}: {way_out}.")
 
 
-def latest_rows(paths: Iterable[Path], kind: type[_P], *, on_bad: OnBad = refuse) -> Iterator[_P]:
+def latest_rows(paths: Collection[Path], kind: type[_P], *, on_bad: OnBad = refuse) -> Iterator[_P]:
     """Yield the rows of several files, each (problem, draw) pair once: the last of repeated rows counts.
 
     All readers use this rule, in the order of `shard_files`. Files are read twice, to keep only one row in memory.
     """
-    paths = list(paths)
-    last_line: dict[Pair, tuple[Path, int]] = {}
     # Broken lines are ignored here: the second reading gives them to `on_bad`.
-    for path in paths:
-        for number, row in _numbered_rows(path, PairRow, ignore):
-            last_line[row.key] = path, number
-    for path in paths:
-        numbers = {number for last_path, number in last_line.values() if last_path == path}
-        for number, latest in _numbered_rows(path, kind, on_bad, numbers):
-            if number in numbers:
-                yield latest
+    last_place = {row.key: place for place, row in _placed_rows(paths, PairRow, ignore)}
+    places = {*last_place.values()}
+    for place, latest in _placed_rows(paths, kind, on_bad, places):
+        if place in places:
+            yield latest
 
 
-_GRADED_BY = [
-    ("benchmark", "answer_kind"),
-    ("benchmark", "answer_from"),
-    ("model", "think_start"),
-    ("model", "think_end"),
-]
+_GRADED_BY = ("benchmark.answer_kind", "benchmark.answer_from", "model.think_start", "model.think_end")
 
 
 def grading_rule(cell: Mapping[str, Any]) -> str:
     """Hash all that decides a cell's grades besides completions and golds; `cell` is its cell.yaml."""
-    values = []
-    for section, name in _GRADED_BY:
-        settings = cell.get(section)
-        values.append(str(settings.get(name) if isinstance(settings, dict) else None))
+    settings = dict(leaves(cell))
+    values = [str(settings.get(name)) for name in _GRADED_BY]
     if "anywhere" in values:
         values.append(GRADER_ANYWHERE)
     return content_hash([GRADER, *values])
@@ -547,9 +528,7 @@ def drop_torn_line(path: Path) -> None:
     """Remove a last line without a newline: its writer died."""
     if not os.path.lexists(path) or not path.stat().st_size:
         return
-    with open_file(path, "rb+") as file:
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            size = len(data)
-            end_of_last = data.rfind(b"\n") + 1
-        if end_of_last < size:
+    with open_file(path, "rb+") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        end_of_last = data.rfind(b"\n") + 1
+        if end_of_last < len(data):
             file.truncate(end_of_last)

@@ -93,33 +93,23 @@ class StoredCell:
 
     def pairs(self, file: str = Completion.file) -> set[Pair]:
         """The (problem_id, draw) of the rows that `file` and its shards hold; broken lines count as missing."""
-        pairs = set[Pair]()
-        for path in self.files(file).values():
-            pairs.update(row.key for row in row_types.read_rows(path, PairRow, on_bad=row_types.ignore))
-        return pairs
+        return {row.key for row in self.rows(PairRow, file=file, on_bad=row_types.ignore)}
 
     def problems(self, *, on_bad: OnBad = refuse) -> dict[str, Problem]:
         """The problems as asked, by id; empty if the file is missing."""
-        return {
-            row.id: row for row in row_types.read_rows(self.folder / row_types.PROBLEMS_FILE, Problem, on_bad=on_bad)
-        }
+        return {row.id: row for row in self.rows(Problem, on_bad=on_bad)}
 
     def grades(self, kind: type[Any] = Grade, *, shard: Shard | None = None, on_bad: OnBad = refuse) -> dict[Pair, Any]:
         """The grades by (problem_id, draw), of one shard or all; grades by another rule than cell.yaml's are bad.
 
         `kind` is `Grade` or a view of it that has `rule`.
         """
-        grades = dict[Pair, Any]()
-        rule = None
-        by_other_rule = 0
-        for row in self.rows(kind, shard=shard, on_bad=on_bad):
-            # The rule of cell.yaml is made when the first row names one; a row of another program names none.
-            if row.rule is not None and rule is None:
-                rule = row_types.grading_rule(self.settings)
-            if row.rule in (rule, None):
-                grades[row.key] = row
-            else:
-                by_other_rule += 1
+        rows = {row.key: row for row in self.rows(kind, shard=shard, on_bad=on_bad)}
+        if not rows:  # perhaps of a cell that has not begun
+            return {}
+        rules = (row_types.grading_rule(self.settings), None)  # a row of another program names none
+        grades = {key: row for key, row in rows.items() if row.rule in rules}
+        by_other_rule = len(rows) - len(grades)
         if by_other_rule:
             reason = f"{by_other_rule} of its grades are by another rule than {row_types.CELL_FILE} names"
             hint = "grade the cell again with kvsweep grade"
