@@ -16,6 +16,7 @@ _THINKING = r"(?:\w+[:_])?(?:think(?:ing)?|thoughts?|reasoning|reflection|scratc
 _SHAPES = (
     ("<|begin_of_{}|>", "<|end_of_{}|>"),
     ("<|start_{}|>", "<|end_{}|>"),
+    ("<|START_{}|>", "<|END_{}|>"),
     ("<|{}_start|>", "<|{}_end|>"),
     ("<|{}|>", "<|/{}|>"),
     ("<{}>", "</{}>"),
@@ -74,51 +75,36 @@ class Thinking(NamedTuple):
     named: bool
 
 
-def _pattern(words: str, fixed: Sequence[tuple[str | None, str]] = ()) -> re.Pattern[str]:
+def _pattern(words: str, pairs: Sequence[tuple[str | None, str]]) -> re.Pattern[str]:
     """Any tag; the group's name has the number of its pair behind `o` for an opening and `c` for a closing tag.
 
-    The opening tag of `("<{}>", "</{}>")`, which is pair 4: `(?P<o4><(?i:WORDS)>)`.
+    The opening tag of `("<{}>", "</{}>")`, which is pair 5: `(?P<o5><(?i:WORDS)>)`.
     """
     groups = []
-    for number, pair in enumerate([*_SHAPES, *fixed]):
+    for number, pair in enumerate(pairs):
         for side, tag in zip("oc", pair, strict=True):
             if tag:
                 pattern = re.escape(tag).replace(r"\{\}", f"(?i:{words})")
-                # "START_" as well as "start_"; the tags of `fixed` are written in one way.
-                if number < len(_SHAPES):
-                    pattern = re.sub("start_|end_", r"(?i:\g<0>)", pattern)
                 groups.append(f"(?P<{side}{number}>{pattern})")
     return re.compile("|".join(groups))
 
 
-_TAG = _pattern(_THINKING, _FIXED)
-_ANY_TAG = _pattern(r"(?!answer|box)\w{1,40}")
+_PAIRS = (*_SHAPES, *_FIXED)
+_TAG = _pattern(_THINKING, _PAIRS)
+_ANY_TAG = _pattern(r"(?!answer|box)\w{1,40}", _SHAPES)
 
 
 @lru_cache
 def _tags(group: str, written: str) -> ThinkTags:
     """The pair of tags of which this `group` of the pattern has matched one, as `written`.
 
-    "c4" and "</think>" -> "<think>" and "</think>".
+    "c5" and "</seed:think>" -> "<seed:think>" and "</seed:think>".
     """
-    number = int(group[1:])
-    if number >= len(_SHAPES):
-        start, end = _FIXED[number - len(_SHAPES)]
-        return ThinkTags(start=start, end=end)
-    opening, closing = _SHAPES[number]
-    if group[0] == "o":
-        return ThinkTags(start=written, end=_other_tag(written, opening, closing))
-    return ThinkTags(start=_other_tag(written, closing, opening), end=written)
-
-
-def _other_tag(written: str, shape: str, other_shape: str) -> str:
-    """Return the tag of the other shape with the name that the written tag of `shape` has.
-
-    "<seed:think>" of shape "<{}>" -> "</seed:think>" of shape "</{}>".
-    """
-    before, after = map(len, shape.split("{}"))
-    tag = other_shape.format(written[before : len(written) - after])
-    return tag.upper() if written.isupper() else tag
+    start, end = _PAIRS[int(group[1:])]
+    shape = end if group.startswith("c") else str(start)
+    before, _, after = shape.partition("{}")
+    word = written.removeprefix(before).removesuffix(after)
+    return ThinkTags(start=start and start.format(word), end=end.format(word))
 
 
 _thinking = lru_cache(Thinking)  # one object for all texts of a kind
@@ -150,9 +136,8 @@ def _shown_tags(text: str, *, named: bool) -> ThinkTags | None:
     first = None
     pattern = _TAG if named else _ANY_TAG
     for match in pattern.finditer(text):
-        group = match.lastgroup or ""
-        tags = _tags(group, match[0])
-        opens = group.startswith("o")
+        tags = _tags(str(match.lastgroup), match[0])
+        opens = match[0] == tags.start
         if first is None:
             first = tags
             begins_text = not text[: match.start()].strip()
