@@ -69,15 +69,14 @@ def _stand_ins(config: BenchmarkConfig, reason: UserError) -> tuple[list[FileRow
 
 def _read_toy(config: BenchmarkConfig) -> list[FileRow]:
     """Return rows of `count` problems of a toy task."""
-    from kvsweep.harness.toy import tasks, word_problems
+    from kvsweep.harness.toy.tasks import BENCHMARKS, TASKS, problems
 
     task = str(config.task)
-    generators: dict[str, Any] = dict.fromkeys(tasks.TASKS, tasks.problems)
-    generators |= dict.fromkeys(word_problems.BENCHMARKS, word_problems.problems)
-    if task not in generators:
-        raise UserError(f"benchmark.task={task} is unknown: choose one of {', '.join(generators)}.")
+    tasks = (*TASKS, *BENCHMARKS)
+    if task not in tasks:
+        raise UserError(f"benchmark.task={task} is unknown: choose one of {', '.join(tasks)}.")
     rows = []
-    for toy in generators[task](task, config.count):
+    for toy in problems(task, config.count):
         rows.append(FileRow(f"toy {toy.id}", {"id": toy.id, "problem": toy.question, "answer": toy.answer}))
     return rows
 

@@ -13,8 +13,7 @@ from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
-from kvsweep.harness.toy.tasks import TASKS
-from kvsweep.harness.toy.word_problems import BENCHMARKS
+from kvsweep.harness.toy.tasks import BENCHMARKS, TASKS
 from kvsweep.kernels.implementation import Implementation, check_available
 from kvsweep.messages.errors import UserError
 

@@ -21,7 +21,7 @@ from kvsweep.harness.grading.answers import AnswerKind, Ungraded, canonical_gold
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.predictor.recipe import PredictorSettings, read_manifest
-from kvsweep.harness.toy import tasks, word_problems
+from kvsweep.harness.toy.tasks import KINDS, training_problems
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files import row_types
 from kvsweep.run_files.other_rows import TextRow, texts_of_file
@@ -209,10 +209,7 @@ def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], list[str
     problems = []
     for task in recipe.toy_tasks:
         rng = Random(f"kvsweep-toy-traces-{recipe.seed}-{task}")
-        if task in word_problems.KINDS:
-            stream = word_problems.training_problems(task, rng)
-        else:
-            stream = tasks.training_problems(task, rng, tasks.TASKS[task].eval_sizes)
+        stream = training_problems(task, rng, KINDS[task].eval_sizes)
         for toy in islice(stream, recipe.toy_problems // len(recipe.toy_tasks)):
             problems.append(Problem(id=toy.id, prompt=toy.question, gold=str(toy.answer)))
     return problems, [problem.prompt for problem in problems], "integer"

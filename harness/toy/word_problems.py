@@ -4,12 +4,9 @@ A solution needs facts that only the question or much earlier steps contain. Eva
 of each block below) and things, and in all kinds but `schedule` larger sizes.
 """
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
-
-from kvsweep.harness.toy.tasks import ToyProblem
 
 _WORDS = """\
 Anna Ben Carl Daniel Emma Frank Grace Henry Ivan Jack Kate Leo Mary Nina Oscar Paul Rose Sam Tom Victor Will Alice Bob \
@@ -124,27 +121,3 @@ KINDS: dict[str, Kind] = {
 
 # The kinds that a benchmark alternates. Of `schedule` with 9 jobs smollm2_reasons solves 1 of 8.
 BENCHMARKS = {"words": ("compare", "schedule"), "records": ("records",)}
-
-
-def problems(benchmark: str, count: int) -> list[ToyProblem]:
-    """Return a benchmark's problems: distinct, in wordings that no training uses, the same on every machine."""
-    rng = Random(f"kvsweep-{benchmark}-eval")
-    kinds = [KINDS[name] for name in BENCHMARKS[benchmark]]
-    by_question: dict[str, ToyProblem] = {}
-    while len(by_question) < count:
-        number = len(by_question)
-        kind = kinds[number % len(kinds)]  # kinds take turns
-        round_number = number // len(kinds)
-        size = kind.eval_sizes[round_number % len(kind.eval_sizes)]
-        question, _, answer = kind.write(rng, size, True)
-        if question not in by_question:  # else draw again
-            by_question[question] = ToyProblem(f"{benchmark}-{number:03d}", question, answer, size)
-    return list(by_question.values())
-
-
-def training_problems(kind: str, rng: Random) -> Iterator[ToyProblem]:
-    """Yield problems without end, as large as in evaluation, but with other wordings and things."""
-    for number in itertools.count():
-        size = rng.choice(KINDS[kind].eval_sizes)
-        question, _, answer = KINDS[kind].write(rng, size, False)
-        yield ToyProblem(f"{kind}-train-{number}", question, answer, size)

@@ -22,7 +22,7 @@ from kvsweep.harness.benchmarks.load import PROMPTS, Benchmark, load_problems, r
 from kvsweep.harness.benchmarks.options import option_orders
 from kvsweep.harness.settings import CONF, build
 from kvsweep.harness.sweep.job import make_job
-from kvsweep.harness.toy import tasks, word_problems
+from kvsweep.harness.toy.tasks import problems
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files.row_types import content_hash
 
@@ -132,7 +132,7 @@ class TestToy:
     def test_toy_problems_come_from_their_task(self, path):
         benchmark = load_problems(BenchmarkConfig(**read_yaml(path)))
         task = path.stem.removeprefix("toy_")
-        toys = (tasks if task in tasks.TASKS else word_problems).problems(task, count=120)
+        toys = problems(task)
         assert [(p.id, p.prompt, int(p.gold)) for p in benchmark.problems] == [
             (toy.id, toy.question, toy.answer) for toy in toys
         ]

@@ -14,7 +14,7 @@ from kvsweep.harness.gguf import conversion
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import add_adapter, load_model
 from kvsweep.harness.settings import build, compose_config
-from kvsweep.harness.toy.word_problems import problems
+from kvsweep.harness.toy.tasks import problems
 from kvsweep.kernels import sampling
 from kvsweep.messages.errors import UserError
 from tests.harness.decode.fakes import FULL, run

@@ -12,8 +12,7 @@ from kvsweep.harness.predictor.labels import shard_path
 from kvsweep.harness.predictor.recipe import read_settings
 from kvsweep.harness.predictor.traces import trace_problems
 from kvsweep.harness.settings import WEIGHTS
-from kvsweep.harness.toy.tasks import TASKS
-from kvsweep.harness.toy.word_problems import BENCHMARKS, problems
+from kvsweep.harness.toy.tasks import BENCHMARKS, TASKS, problems
 from kvsweep.run_files.row_types import read_rows
 from tests.program import predictor as main
 

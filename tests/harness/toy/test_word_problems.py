@@ -7,7 +7,8 @@ from random import Random
 
 import pytest
 
-from kvsweep.harness.toy.word_problems import BENCHMARKS, THINGS, TRAINED_THINGS, problems
+from kvsweep.harness.toy.tasks import problems
+from kvsweep.harness.toy.word_problems import BENCHMARKS, THINGS, TRAINED_THINGS
 from scripts.train.word_kinds import KINDS
 
 REASONED = [name for name, kind in KINDS.items() if kind.train_sizes]
