@@ -98,21 +98,22 @@ class TrackerRun(NamedTuple):
     finish: Callable[[bool], object]
 
 
-def wandb_run(*, project: str, group: str, name: str, config: dict[str, Any]) -> TrackerRun:
+def wandb_run(**names: Any) -> TrackerRun:
+    """Open a run; `names` are its project, group, name and config, as for the other trackers."""
     import wandb
 
     # Otherwise twenty cells would record the console and the machine twenty times.
     quiet = {"console": "off", "silent": True, "x_disable_stats": True}
-    run = wandb.init(project=project, group=group, name=name, config=config, reinit="create_new", settings=quiet)
+    run = wandb.init(**names, reinit="create_new", settings=quiet)
     return TrackerRun(log=run.log, finish=lambda ok: run.finish(exit_code=0 if ok else 1))
 
 
-def trackio_run(*, project: str, group: str, name: str, config: dict[str, Any]) -> TrackerRun:
+def trackio_run(**names: Any) -> TrackerRun:
     """Open a run of trackio, which cannot mark a run as failed."""
     import trackio
 
     # In the same context a second `init` would end the run before it.
-    run = contextvars.Context().run(trackio.init, project=project, group=group, name=name, config=config, embed=False)
+    run = contextvars.Context().run(trackio.init, **names, embed=False)
     return TrackerRun(log=lambda values, step: run.log(values, step=step), finish=lambda ok: run.finish())
 
 
