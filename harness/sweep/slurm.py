@@ -88,7 +88,6 @@ class Slurm(Launcher):
     def start(self, rounds: Sequence[Round]) -> None:
         """Submit an array for each round, which waits for the round before and for earlier jobs on the same cells."""
         first, _ = rounds[0]
-        _check_array(max(len(tasks) for tasks, _ in rounds))
         cluster = slurm_queue.cluster()
         ahead = _jobs_ahead(jobs_of(first), cluster)
         status_files = queue(first, cluster)
@@ -253,17 +252,6 @@ def _of_another_job() -> list[str]:
     if not {"SLURM_JOB_ID", "SLURM_JOBID"} & os.environ.keys():
         return []
     return [name for name in os.environ if name.startswith(("SLURM_", "SLURMD_", "SRUN_")) and name not in _OF_NO_JOB]
-
-
-def _check_array(tasks: int) -> None:
-    """Refuse more tasks than SLURM takes as one array, before any is queued."""
-    # An array counts from 0, and the setting is one above the highest index: so it is the number of tasks.
-    most = slurm_queue.settings().get("MaxArraySize", "")
-    # A SLURM without arrays (0) still takes one task.
-    if most.isdecimal() and tasks > max(1, int(most)):
-        limit = f"{tasks} tasks are more than this SLURM takes as one array, {most} (MaxArraySize)"
-        hint = "set launcher.cells_per_task, so that a task takes several jobs, or fewer launcher.shards"
-        raise UserError(f"launcher=slurm cannot submit: {limit}: {hint}.")
 
 
 def _jobs_ahead(jobs: Sequence[Job], cluster: str) -> list[str]:

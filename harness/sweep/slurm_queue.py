@@ -53,15 +53,10 @@ def waiting_jobs(owner: int) -> Queue | None:
     return {job: (state, reason) for job, state, reason in rows}
 
 
-def settings() -> dict[str, str]:
-    """Return SLURM's own settings, such as ClusterName; empty where it does not answer."""
-    output = said_by("scontrol", "show", "config") or ""
-    return dict(re.findall(r"^(\w+) *= *(.*\S)", output, re.MULTILINE))
-
-
 def cluster() -> str:
     """Return the name of the cluster that this machine belongs to, "" if SLURM does not answer."""
-    return settings().get("ClusterName", "")
+    configuration = said_by("scontrol", "show", "config") or ""
+    return "".join(re.findall(r"^ClusterName *= *(.*\S)", configuration, re.MULTILINE))
 
 
 def tasks_now(run_directory: Path, ask: Callable[[int], Queue | None] = waiting_jobs) -> list[TaskStatus]:
