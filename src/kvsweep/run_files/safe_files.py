@@ -29,7 +29,9 @@ _FLAGS = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "rb+"
 # A change within one tick of a file system's clock leaves no trace in the file's times.
 _TICK_NS = 2_000_000_000
 Stamp = list[int]
-_MEMORY: dict[str, tuple[list[Stamp], list[str]]] = {}
+# Digests, and the stamps of their files, by the files' paths.
+Noted = dict[str, tuple[list[Stamp], list[str]]]
+_MEMORY: Noted = {}
 
 
 def open_file(path: Path, mode: Literal["rb", "ab", "rb+"] = "rb", *, linked: bool = False) -> BinaryIO:
@@ -57,13 +59,10 @@ def open_file(path: Path, mode: Literal["rb", "ab", "rb+"] = "rb", *, linked: bo
 def read_file(path: Path, most: int = MOST_BYTES, *, linked: bool = False) -> bytes:
     """Return a file's contents; raises as `open_file`, and for more than `most` bytes."""
     with open_file(path, linked=linked) as file:
-        # In parts: Python would allocate all bytes that `read` names before it knows how many exist.
-        data = bytearray()
-        while len(data) <= most and (part := file.read(1 << 20)):
-            data += part
+        data = file.read(most + 1)
     if len(data) > most:
         raise UnusableFileError(f"{path} has more than {most:,} bytes, and no file of its kind has: delete it.")
-    return bytes(data)
+    return data
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
@@ -124,29 +123,34 @@ def digests(files: Sequence[Path], *, named: bool = False) -> list[str]:
     calls answer from memory, for large files also from the user's cache folder. Raises OSError for a missing file,
     UnusableFileError also for a pipe, a device, or a file that is being written.
     """
-    key = json.dumps([named, *(os.path.realpath(path) for path in files)])
-    stamps = [stamp(path) for path in files]
+    key = json.dumps([named, *map(os.path.realpath, files)])
+    stamps = [*map(stamp, files)]
     is_large = sum(size for size, *_ in stamps) >= MOST_BYTES
-    noted = _MEMORY.get(key)
-    if noted is None and is_large:
-        noted = _noted().get(key)
-    if noted is not None:
-        noted_stamps, noted_digests = noted
-        if noted_stamps == stamps:
-            _MEMORY[key] = noted
-            return noted_digests
-    computed = _computed(files, named)
-    if stamps != [stamp(path) for path in files]:
+    if key not in _MEMORY and is_large:
+        _MEMORY.update(_stored())
+    noted_stamps, digests = _MEMORY.get(key, ([], []))
+    if noted_stamps == stamps:
+        return digests
+    sha256 = hashlib.sha256()  # goes on from file to file
+    digests = []
+    for path in files:
+        with open_file(path, linked=True) as file:
+            if named:
+                sha256.update(f"{path.name}:{os.fstat(file.fileno()).st_size}".encode())
+            while block := file.read(1 << 20):
+                sha256.update(block)
+        digests.append(sha256.hexdigest()[:16])
+    if stamps != [*map(stamp, files)]:
         raise UnusableFileError(f"{files[0].parent} is being written to: run the command again when it is whole.")
     # A stamp has a size, two times, and an inode.
     is_at_rest = all(time.time_ns() - max(times) > _TICK_NS for _, *times, _ in stamps)
     if is_at_rest:
-        _MEMORY[key] = stamps, computed
+        _MEMORY[key] = stamps, digests
         if is_large:
             with suppress(OSError):
                 _store().parent.mkdir(parents=True, exist_ok=True)
-                replace_text(_store(), json.dumps({**_noted(), key: (stamps, computed)}))
-    return computed
+                replace_text(_store(), json.dumps({**_stored(), key: _MEMORY[key]}))
+    return digests
 
 
 def stamp(path: Path) -> Stamp:
@@ -174,24 +178,10 @@ def _store() -> Path:
     return cache_folder() / "digests.json"
 
 
-def _noted() -> dict[str, tuple[list[Stamp], list[str]]]:
+def _stored() -> Noted:
     with suppress(OSError, ValueError, RecursionError):
         return dict(json.loads(read_file(_store())))
     return {}
-
-
-def _computed(files: Sequence[Path], named: bool) -> list[str]:
-    """Return `digests` from the files' contents."""
-    sha256 = hashlib.sha256()  # goes on from file to file
-    digests = []
-    for path in files:
-        with open_file(path, linked=True) as file:
-            if named:
-                sha256.update(f"{path.name}:{os.fstat(file.fileno()).st_size}".encode())
-            while block := file.read(1 << 20):
-                sha256.update(block)
-        digests.append(sha256.hexdigest()[:16])
-    return digests
 
 
 def contains(file: Path, text: str) -> bool:
