@@ -1,13 +1,14 @@
 """The command `kvsweep trace`: pictures and numbers of one completion, or of a run's completions."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvsweep.harness.trace import inspected
 from kvsweep.messages.errors import UserError
+from kvsweep.messages.escape import file_name
 from kvsweep.run_files.run_reader import stored_cells
 
 LIVE = "live"
@@ -60,14 +61,14 @@ def draw_text(options: inspected.TraceOptions) -> Iterator[Path]:
     for head in options.head:
         source.check_head(head)
     from kvsweep.harness.models.load import load_model
-    from kvsweep.harness.trace.draw import draw_attribution, draw_importance, draw_kept
+    from kvsweep.harness.trace.draw import draw_attribution, draw_importance, draw_kept, write
 
     text = source.read(load_model(source.model))
     if options.source == LIVE:
         print(f"{text.title}\n\n{text.summary}", file=sys.stderr)
     if not text.thinking:
         raise UserError(f"{text.trace.problem_id} has no thinking to look into: choose another text.")
-    draw: dict[str, Callable[..., Iterator[Path]]] = {
+    draw: dict[str, Any] = {
         "importance": partial(draw_importance, policies=policies),
         "attribution": draw_attribution,
         "kept": draw_kept,
@@ -75,8 +76,11 @@ def draw_text(options: inspected.TraceOptions) -> Iterator[Path]:
     pictures = list(draw) if options.show == "all" else [options.show]
     for name in pictures:
         try:
-            yield from draw[name](options, text)
+            table, drawing = draw[name](options, text)
         except inspected.NotInText as missing:
             if options.show != "all":
                 raise
             print(f"{name} is left out: {missing}", file=sys.stderr)
+            continue
+        stem = f"{name}_{file_name(text.trace.problem_id, f'draw{text.trace.draw}')}"
+        yield from write(options.out, stem, {"": table}, drawing)

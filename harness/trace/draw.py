@@ -1,17 +1,16 @@
-"""The pictures of `kvsweep trace` and their numbers. These functions compute; `analysis.figures` draws.
+"""The pictures of `kvsweep trace` and their numbers. These functions compute; `analysis.figures` draws."""
 
-Each function yields the files that it wrote, the table first, because computing the numbers takes the time.
-"""
-
+import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from kvsweep.analysis.figures.completion import (
     Layout,
@@ -36,17 +35,33 @@ from kvsweep.harness.predictor.traces import read_graded
 from kvsweep.harness.trace import inspected
 from kvsweep.harness.trace.importance import importance, removal
 from kvsweep.messages.errors import UserError
-from kvsweep.messages.escape import file_name
 from kvsweep.run_files.run_reader import StoredCell
 from kvsweep.run_files.safe_files import replace_text
 
 # The most completions of a cell whose importance --show retention computes.
 _MOST_TEXTS = 20
 
+Drawing = Figure | str  # a str is an HTML page
+
+
+def write(directory: Path, name: str, tables: Mapping[str, pd.DataFrame], drawing: Drawing) -> Iterator[Path]:
+    """Write tables, which have a suffix of the name each, and what is drawn of them; yield the files."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for suffix, table in tables.items():
+        path = directory / f"{name}{suffix}.csv"
+        replace_text(path, csv_text(table))
+        yield path
+    if isinstance(drawing, Figure):
+        yield from save_figure(drawing, directory, name).values()
+        return
+    path = directory / f"{name}.html"
+    replace_text(path, drawing)
+    yield path
+
 
 def draw_importance(
     options: inspected.TraceOptions, text: inspected.InspectedText, policies: Sequence[BudgetPolicy]
-) -> Iterator[Path]:
+) -> tuple[pd.DataFrame, Drawing]:
     """Draw a text's importance: a strip for each label, predictor and policy, of tokens or the means of steps."""
     trace = text.trace
     layout = Layout(
@@ -58,20 +73,13 @@ def draw_importance(
     )
     labels: Sequence[LabelKind] = options.label or ["answer"]
     strips = importance(text, labels, options.head, policies)
-    name = _name("importance", text)
-    yield _write_table(importance_table(layout, strips), options.out, name)
-    scores_by_title = {strip_title(column): scores for column, scores in strips.items()}
+    scores_by_title = {}
+    for column, scores in strips.items():
+        # With the policy's usual name: "scores: H2O, mean of layers and heads" for `scores: h2o, mean of ...`.
+        title = re.sub("(?<=^scores: )[^,]+", lambda policy: policy_title(policy.group()), column)
+        scores_by_title[title] = scores
     figure = importance_figure(layout, scores_by_title, title=text.title, average_steps=options.by == "step")
-    yield from save_figure(figure, options.out, name).values()
-
-
-def strip_title(column: str) -> str:
-    """Return a strip's title with the policy's usual name: "scores: H2O" for the column `scores: h2o`."""
-    kind, _, source = column.partition(": ")
-    if kind != "scores":
-        return column
-    policy, comma, mean = source.partition(", ")  # as in "h2o, mean of layers and heads"
-    return f"{kind}: {policy_title(policy)}{comma}{mean}"
+    return importance_table(layout, strips), figure
 
 
 def separator(options: inspected.TraceOptions, text: inspected.InspectedText) -> str:
@@ -96,7 +104,7 @@ def averaged_steps(options: inspected.TraceOptions, text: inspected.InspectedTex
     return steps
 
 
-def draw_attribution(options: inspected.TraceOptions, text: inspected.InspectedText) -> Iterator[Path]:
+def draw_attribution(options: inspected.TraceOptions, text: inspected.InspectedText) -> tuple[pd.DataFrame, Drawing]:
     """Draw how much each step of the thinking supports each token of the answer."""
     trace, model = text.trace, text.model
     if not trace.answered:
@@ -108,10 +116,8 @@ def draw_attribution(options: inspected.TraceOptions, text: inspected.InspectedT
     values = removal(model, trace.token_ids, first_fed, steps).double().numpy(force=True)
     tokens = text.pieces[trace.answer_start :]
     columns = ["".join(text.pieces[step.start : step.stop]) for step in steps]
-    name = _name("attribution", text)
-    yield _write_table(attribution_table(values, tokens, columns), options.out, name)
     figure = attribution_figure(values, tokens, columns, title=text.title, cmap=options.map)
-    yield from save_figure(figure, options.out, name).values()
+    return attribution_table(values, tokens, columns), figure
 
 
 def attributed_steps(options: inspected.TraceOptions, text: inspected.InspectedText) -> list[range]:
@@ -130,19 +136,15 @@ def attributed_steps(options: inspected.TraceOptions, text: inspected.InspectedT
     return steps
 
 
-def draw_kept(options: inspected.TraceOptions, text: inspected.InspectedText) -> Iterator[Path]:
-    """Write the text as a page that shows which tokens each eviction kept."""
+def draw_kept(_: inspected.TraceOptions, text: inspected.InspectedText) -> tuple[pd.DataFrame, Drawing]:
+    """Return the text as a page that shows which tokens each eviction kept."""
     if text.completion is None:
         missing = "a text from a file does not tell what its cache kept: give a cell's folder, or live."
         raise inspected.NotInText(missing)
     if not text.completion.evictions:
         raise inspected.NotInText("nothing was evicted here: choose another completion, or a smaller policy.budget.")
     kept = read_kept(text.pieces, text.trace.think_start, text.completion.evictions)
-    name = _name("kept", text)
-    yield _write_table(kept_table(kept), options.out, name)
-    path = options.out / f"{name}.html"
-    replace_text(path, kept_html(kept, title=text.title))
-    yield path
+    return kept_table(kept), kept_html(kept, title=text.title)
 
 
 def draw_retention(options: inspected.TraceOptions, folders: Sequence[Path]) -> Iterator[Path]:
@@ -157,13 +159,10 @@ def draw_retention(options: inspected.TraceOptions, folders: Sequence[Path]) -> 
     twenty, thirty = carried["importance"][[20, 30]]  # row n is of n percent of the tokens
     print(f"true importance held ({kind}) and Pass@1 over policies: {correlation_text(policies)}")
     print(f"the most important 20% of the thinking tokens carry {twenty:.0%} of it, 30% {thirty:.0%}")
-    name = f"retention_{kind}"
-    tables = {"": policies, "_curves": evictions, "_lorenz": carried}
-    for suffix, table in tables.items():
-        yield _write_table(table, options.out, f"{name}{suffix}")
     title = f"{Path(options.source).name}: true importance ({kind}) held at each eviction"
     figure = retention_figure(evictions, policies, carried, kind, title=title)
-    yield from save_figure(figure, options.out, name).values()
+    tables = {"": policies, "_curves": evictions, "_lorenz": carried}
+    return write(options.out, f"retention_{kind}", tables, figure)
 
 
 def _retained(
@@ -193,14 +192,3 @@ def _retained(
                 rows.append({"policy": policy, "text": len(curves), "eviction": number, "retained": float(share)})
             curves.append(lorenz(scores))
     return pd.DataFrame(rows), correct, curves
-
-
-def _name(picture: str, text: inspected.InspectedText) -> str:
-    return f"{picture}_{file_name(text.trace.problem_id, f'draw{text.trace.draw}')}"
-
-
-def _write_table(table: pd.DataFrame, directory: Path, name: str) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{name}.csv"
-    replace_text(path, csv_text(table))
-    return path
