@@ -5,7 +5,6 @@ trainer/fsdp_sft_trainer.py (`training_step`) and utils/torch_functional.py, who
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,14 +22,9 @@ from kvsweep.messages.errors import UserError
 Goals = tuple[Tensor, Tensor]  # hidden states [T, hidden_size] and targets [T] of some traces
 
 
-@dataclass(frozen=True)
-class Fitting:
-    """What training changes, and a function that trains for an epoch and returns how many tokens it fitted."""
-
-    head: ImportancePredictor
-    optimizer: torch.optim.Optimizer
-    schedule: LRScheduler
-    fit_epoch: Callable[[int], int]
+# What training changes ("head", "optimizer", "schedule"), and a function that trains for an epoch and returns how many
+# tokens it fitted.
+Fitting = tuple[dict[str, Any], Callable[[int], int]]
 
 
 def trace_fitting(recipe: Recipe, rules: WholeTraces, manifest: Mapping[str, Any], device: torch.device) -> Fitting:
@@ -53,7 +47,7 @@ def trace_fitting(recipe: Recipe, rules: WholeTraces, manifest: Mapping[str, Any
             schedule.step()
         return tokens
 
-    return Fitting(head, optimizer, schedule, fit_epoch)
+    return {"head": head, "optimizer": optimizer, "schedule": schedule}, fit_epoch
 
 
 def new_head(hidden_size: int, widths: Sequence[int], rules: WholeTraces) -> ImportancePredictor:

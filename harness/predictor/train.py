@@ -44,17 +44,16 @@ def train(settings: PredictorSettings) -> dict[str, Any]:
     torch.manual_seed(recipe.seed)
     if recipe.whole_traces:
         conditions |= {"lead": manifest.get("lead", 0), "whole_traces": asdict(recipe.whole_traces)}
-        fitting = trace_fitting(recipe, recipe.whole_traces, manifest, device)
+        parts, fit_epoch = trace_fitting(recipe, recipe.whole_traces, manifest, device)
     else:
-        fitting = token_fitting(recipe, manifest, device)
-    head = fitting.head
+        parts, fit_epoch = token_fitting(recipe, manifest, device)
+    head = parts["head"]
     recipe.head.mkdir(parents=True, exist_ok=True)
     path = recipe.head / "checkpoint.pt"
-    parts: dict[str, Any] = {"head": head, "optimizer": fitting.optimizer, "schedule": fitting.schedule}
     start = _resume(path, conditions, parts, device)
     for epoch in tqdm(range(start, recipe.epochs), desc=f"train {'+'.join(recipe.label)}"):
         torch.manual_seed(recipe.seed + epoch)  # so that a resumed epoch draws as in one go
-        tokens = fitting.fit_epoch(epoch)
+        tokens = fit_epoch(epoch)
         if not tokens:
             nothing = f"no token of {manifest['traces']} traces is left to fit, with recipe.held_out={recipe.held_out}"
             distance = f"recipe.min_distance={manifest['min_distance']}"
@@ -106,7 +105,7 @@ def token_fitting(recipe: Recipe, manifest: Mapping[str, Any], device: torch.dev
             schedule.step()
         return tokens
 
-    return Fitting(head, optimizer, schedule, fit_epoch)
+    return {"head": head, "optimizer": optimizer, "schedule": schedule}, fit_epoch
 
 
 def fit_shard(
@@ -165,7 +164,7 @@ def evaluate(settings: PredictorSettings) -> dict[str, Any]:
     if card.get("data") != manifest["data"] or card.get("held_out") != recipe.held_out:
         other = f"{recipe.head} was fitted to other traces, or with recipe.held_out={card.get('held_out')}"
         raise UserError(f"{other}: run kvsweep predictor train again.")
-    shares, correlations, tenths = [], [], []
+    measures = []  # of each trace: a share for each of DEPTHS, the correlation, and true and predicted means of tenths
     for trace in open_shards(recipe, manifest):
         if not trace.held_out:
             continue
@@ -176,22 +175,18 @@ def evaluate(settings: PredictorSettings) -> dict[str, Any]:
             continue
         goal = goal[has_label]
         scores = head(hidden[has_label].float())
-        shares.append(shares_of_top(goal, scores))
-        correlations.append(spearmanr(goal, scores).statistic)
-        true_means = [tenth.mean() for tenth in goal.tensor_split(BINS)]
-        predicted_means = [tenth.mean() for tenth in scores.tensor_split(BINS)]
-        tenths.append(torch.tensor([true_means, predicted_means]).T)
-    if not correlations:
+        means = [float(tenth.mean()) for tenth in (*goal.tensor_split(BINS), *scores.tensor_split(BINS))]
+        measures.append([*shares_of_top(goal, scores), spearmanr(goal, scores).statistic, *means])
+    if not measures:
         raise UserError(f"{recipe.labels} holds out no trace of {2 * BINS} tokens: train with a lower recipe.held_out.")
-    share_by_depth = {}
-    for depth, share in zip(DEPTHS, np.mean(shares, axis=0), strict=True):
-        share_by_depth[f"{depth:.0%}"] = round(float(share), 4)
-    calibration = torch.stack(tenths).double().mean(dim=0).round(decimals=4)  # [BINS, 2], the mean over traces
+    shares, [correlation], tenths = np.split(np.mean(measures, axis=0).round(4), [len(DEPTHS), len(DEPTHS) + 1])
     result = {
-        "held_out_traces": len(correlations),
-        "true_top_20_percent_found_in_predicted_top": share_by_depth,
-        "rank_correlation": round(float(np.mean(correlations)), 4),
-        "calibration_by_tenth_of_thinking_true_predicted": calibration.tolist(),
+        "held_out_traces": len(measures),
+        "true_top_20_percent_found_in_predicted_top": {
+            f"{depth:.0%}": share for depth, share in zip(DEPTHS, shares, strict=True)
+        },
+        "rank_correlation": correlation,
+        "calibration_by_tenth_of_thinking_true_predicted": tenths.reshape(2, BINS).T.tolist(),
     }
     (recipe.head / "eval.json").write_text(json.dumps(result, indent=2) + "\n")
     return result

@@ -153,14 +153,14 @@ def stored(tmp_path):
 def test_a_training_of_some_steps(stored, monkeypatch):
     recipe, manifest = stored
     losses, norms = recorded(monkeypatch, "weighted_error"), recorded(monkeypatch, "clip_grad_norm_")
-    fitting = stage.trace_fitting(recipe, recipe.whole_traces, manifest, CPU)
-    fitting.head.load_state_dict(head_of("train.first").state_dict())
+    parts, fit_epoch = stage.trace_fitting(recipe, recipe.whole_traces, manifest, CPU)
+    parts["head"].load_state_dict(head_of("train.first").state_dict())
     for epoch in range(recipe.epochs):
-        fitting.fit_epoch(epoch)
+        fit_epoch(epoch)
     of_steps = torch.stack(losses).detach().view(len(norms), -1)  # a step's micro-batches side by side
     assert_close(of_steps.mean(dim=1), golden("train.losses"))
     assert_close(torch.stack(norms), golden("train.norms"))
-    for layer, weight in enumerate(fitting.head.parameters()):
+    for layer, weight in enumerate(parts["head"].parameters()):
         assert_close(weight.detach(), golden(f"train.last.{layer}"))
 
 
