@@ -225,30 +225,26 @@ def _layers(facts: _Facts, family: str) -> tuple[list[LayerKind], int | None]:
         window = None
     if family == "olmoe" and window is not None:
         raise _refused(family, f"sliding_window={window}, which its attention takes and its masks ignore")
+    kinds = dict(_FULL)
+    types = ["full_attention"] * count
     if family in _TYPED or family in _LINEAR:
-        layers = _typed_layers(facts, family, count)
+        types = facts["layer_types"] or types
     elif family in _WINDOWED and window is not None:
-        layers = ["window"] * count
-    else:
-        layers = ["full"] * count
+        types = [*_WINDOW] * count
+    if family in _TYPED or family in _WINDOWED:
+        kinds |= _WINDOW
+    if family in _LINEAR:
+        kinds[_LINEAR[family]] = "linear"
+    others = sorted({str(name) for name in types} - set(kinds))
+    if others:
+        raise _refused(family, f"layers of kind {', '.join(others)}, and only {', '.join(kinds)} work")
+    layers = [kinds[name] for name in types]
     if "window" not in layers:
         return layers, None
     if window is None:
         off = "use_sliding_window=false" if family in _SWITCHED else "no sliding_window"
         raise _refused(family, f"layers of kind {', '.join(_WINDOW)}, and {off}")
     return layers, facts.size("sliding_window")  # refuses what is no positive whole number
-
-
-def _typed_layers(facts: _Facts, family: str, count: int) -> list[LayerKind]:
-    """Return the kinds of the layers, of which there are `count`, as `layer_types` names them."""
-    kinds = _FULL | (_WINDOW if family in _TYPED else {})
-    if family in _LINEAR:
-        kinds[_LINEAR[family]] = "linear"
-    types = [str(name) for name in facts["layer_types"] or ["full_attention"] * count]
-    others = sorted(set(types) - set(kinds))
-    if others:
-        raise _refused(family, f"layers of kind {', '.join(others)}, and only {', '.join(kinds)} work")
-    return [kinds[name] for name in types]
 
 
 def _states(facts: _Facts) -> tuple[tuple[int, ...], ...]:
@@ -302,14 +298,15 @@ def read_architecture(config: ModelConfig) -> Any:
 
     try:
         if config.is_built:
-            architecture = _build_architecture(config)
+            # transformers changes the dictionaries of rotary embeddings, and the model's identity hashes `config`.
+            architecture = AutoConfig.for_model(**copy.deepcopy(dict(config.config or {})))
         else:
             load = AutoConfig.from_pretrained
             architecture = from_place(load, config.checkpoint, config.commit, trust_remote_code=False)
         ModelSpec.of(text_of(architecture))
     except UserError:
         raise
-    except (OSError, ValueError) as error:  # a folder that lacks files, or a config that transformers does not take
+    except Exception as error:  # each architecture checks its fields and raises its own errors
         raise cannot_load(config, error) from error
     return architecture
 
@@ -319,19 +316,9 @@ def text_of(architecture: Any) -> Any:
     return architecture.get_text_config() if architecture.model_type in _WRAPPERS else architecture
 
 
-def _build_architecture(config: ModelConfig) -> Any:
-    """Return the transformers config with the fields of model.config; UserError if transformers refuses them."""
-    from transformers import AutoConfig
-
-    # transformers changes the dictionaries of rotary embeddings, and the model's identity hashes `config`.
-    values = copy.deepcopy(dict(config.config or {}))
-    try:
-        return AutoConfig.for_model(**values)
-    except Exception as error:  # each architecture checks its fields and raises its own errors
-        raise UserError(f"model.config cannot be built ({first_line(error)}): correct its fields.") from error
-
-
 def cannot_load(config: ModelConfig, error: Exception) -> UserError:
+    if config.is_built:
+        return UserError(f"model.config cannot be built ({first_line(error)}): correct its fields.")
     safe = config.safetensors_only and not config.random_weights
     why = lack_of(Path(config.place), safetensors_only=safe) or reason(config.place, config.revision, error)
     return UserError(f"model={config.name} cannot be loaded from {config.place}: {why}.")
