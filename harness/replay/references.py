@@ -100,14 +100,13 @@ def _of_full_cache(job: Job, limit: int | None) -> list[Text]:
     cell = _full_cell(job)
     problems = cell.problems()
     ids = dict.fromkeys(job.problem_ids[:limit])  # each once, in order
-    rows = cell.rows(Completion)
-    completions = {row.problem_id: row for row in rows if row.draw == 0 and row.problem_id in ids}
-    missing = len(ids) - len(completions)
+    completions = {row.problem_id: row for row in cell.rows(Completion) if row.draw == 0}
+    missing = ids.keys() - completions.keys()
     if missing:
-        unwritten = f"the full cache has not written {missing} of the {len(ids)} texts yet"
+        unwritten = f"the full cache has not written {len(missing)} of the {len(ids)} texts yet"
         hint = "run its cell first (policy=full), lower limit=, or give texts=FILE"
         raise UserError(f"{job.name}: {unwritten}: {hint}.")
-    broken = [problem_id for problem_id, row in completions.items() if row.stop_reason == "not_finite"]
+    broken = [problem_id for problem_id in ids if completions[problem_id].stop_reason == "not_finite"]
     if broken:
         ended = f"of the full cache's texts, {counted(len(broken), 'text')} ended because logits were NaN or infinite"
         raise UserError(f"{job.name}: {ended} ({broken[0]!r:.80}): take model.dtype=bfloat16 or float32.")

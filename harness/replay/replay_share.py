@@ -89,14 +89,17 @@ def execute(share: ReplayShare, work: OpenCells) -> None:
 
 
 def read_jobs(directory: Path) -> list[Job]:
-    """Return the jobs that wrote the cells of a run directory, from the cells' provenance."""
+    """Return the jobs that wrote the cells of a run directory, from the cells' provenance.
+
+    A note names each cell that cannot be made again; raises UserError if that is all of them.
+    """
     configs = begun_configs(directory)
     if not configs:
         raise UserError(f"{directory} holds no cell that a sweep has begun: give the folder of a run.")
     begun = set[str]()
     for _, ids in configs:
         begun |= ids
-    made = set[str]()
+    changed = set(begun)
     jobs: dict[str, Job] = {}  # by model, benchmark and precision: jobs that have the same ones become one
     for config, ids in configs:
         job = make_job(OmegaConf.create(config))
@@ -107,17 +110,12 @@ def read_jobs(directory: Path) -> list[Job]:
             job = replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id in begun))
         joined = jobs.get(condition, job)
         cells = {cell.cell_id: cell for cell in (*joined.cells, *job.cells)}
-        made.update(cells)
+        changed -= cells.keys()
         inputs = {**joined.inputs, **job.inputs}
         jobs[condition] = replace(joined, cells=tuple(cells.values()), inputs=inputs, rounds=(), margin=None)
-    _report_changed(directory, begun - made, begun)
-    return [job for job in jobs.values() if job.cells]
-
-
-def _report_changed(directory: Path, changed: set[str], begun: set[str]) -> None:
-    """Print which of the cells that have begun cannot be made again; raises UserError if that is all of them."""
     reason = "because the weights or the code of its policy have changed"
     if changed == begun:
         raise UserError(f"no cell of {directory} can be replayed, {reason}: restore them.")
     for cell_id in sorted(changed):
         print(f"note: cell {cell_id} is not replayed, {reason}.", file=sys.stderr)
+    return [job for job in jobs.values() if job.cells]
