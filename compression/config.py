@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import NonNegativeInt, PositiveInt
 
 from kvsweep.compression import artifacts
 from kvsweep.kernels.implementation import Tensor
@@ -52,14 +52,14 @@ class CacheConfig:
     key_bits: Width | None = None  # for keys, if they differ from `bits`
     value_bits: Width | None = None
     scheme: Scheme = "rotated"
-    group: Annotated[int, Field(ge=1)] = 32  # neighbouring numbers that share a zero and a step
-    residual: Annotated[int, Field(ge=1)] = 128
+    group: PositiveInt = 32  # neighbouring numbers that share a zero and a step
+    residual: PositiveInt = 128
     format: Fp8Format = "e4m3"  # of fp8
     # Of fp8. tensor: a layer's keys are divided by one number and its values by another, from a calibration; token: a
     # row of a head is divided by a scale of its own.
     scale: Literal["none", "tensor", "token"] = "none"
     scales: str | None = None  # of scale=tensor: the file that `kvsweep predictor scales` wrote
-    whole_layers: Annotated[int, Field(ge=0)] = 0  # of fp8: the first layers, which keep the model's precision
+    whole_layers: NonNegativeInt = 0  # of fp8: the first layers, which keep the model's precision
 
     def __post_init__(self) -> None:
         if self.is_fp8 and self.widths != (8, 8):

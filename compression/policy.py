@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from kvsweep.compression import artifacts
 from kvsweep.compression.source import code_hash, is_own, source_files
@@ -76,7 +76,7 @@ class RowMemory(Signal):
 
 
 Question = Literal["free", "pinned", "on_top"]
-Count = Annotated[int, Field(ge=1)]
+Count = PositiveInt
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -330,10 +330,10 @@ class BudgetPolicy(Policy):
     THINKS: ClassVar[bool] = False  # True if the method treats the answer and the thinking before it differently
 
     keep_ratio: Annotated[float, Field(gt=0, le=1)]
-    local_window: Annotated[int, Field(ge=1)]
-    budget: Annotated[int, Field(ge=1)]
+    local_window: PositiveInt
+    budget: PositiveInt
     question: Question | None = None
-    sinks: Annotated[int, Field(ge=0)] | None = None
+    sinks: NonNegativeInt | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

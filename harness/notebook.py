@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, InstanceOf
+from pydantic import InstanceOf, PositiveInt
 
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import Policy
@@ -32,7 +32,7 @@ class _Arguments:
     policy: InstanceOf[Policy]
     prompts: list[str]
     seed: int = 0
-    slots: Annotated[int, Field(ge=1)] | None = None
+    slots: PositiveInt | None = None
     cache: InstanceOf[CacheConfig] = UNPACKED
     impl: Implementation = "torch"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from kvsweep.compression.policy import Policy, checked_capacity
 from kvsweep.harness.settings import build
@@ -26,7 +26,7 @@ class SamplingConfig:
     temperature: float  # divides the logits; 0 takes the most likely token
     # The token that crosses the nucleus is kept.
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 0
+    top_k: NonNegativeInt = 0
     # The nucleus is computed from the renormalised top k (transformers, vLLM) or from the whole distribution (DynTS).
     order: SamplingOrder = "top_k_then_top_p"
 
@@ -41,7 +41,7 @@ class DecodingConfig:
     """How completions are sampled and truncated: at `max_new_tokens`, and with `stop_on_loop` when they loop."""
 
     name: str
-    max_new_tokens: Annotated[int, Field(ge=1)]
+    max_new_tokens: PositiveInt
     sampling: SamplingConfig
     stop_on_loop: bool = False
 

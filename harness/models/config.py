@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import PositiveInt
 
 from kvsweep.annexes import annex
 from kvsweep.harness.models.hub import adapter_files, commit_of, is_id
@@ -36,7 +36,7 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     random_weights: bool = False
     device: str = "auto"
-    threads: Annotated[int, Field(ge=1)] | None = None
+    threads: PositiveInt | None = None
     think_start: str | None = "<think>"
     think_end: str | None = "</think>"
     force_think: bool = False

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding
@@ -25,8 +25,6 @@ LabelKind = Literal["answer", "far_max", "later"]
 LABEL_KINDS: tuple[LabelKind, ...] = get_args(LabelKind)
 # `labels.target` defines all three.
 Target = Literal["standardised", "power", "linear"]
-AtLeastZero = Annotated[int, Field(ge=0)]
-AtLeastOne = Annotated[int, Field(ge=1)]
 AtLeastTwo = Annotated[int, Field(ge=2)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -35,14 +33,14 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class WholeTraces:
     """How a head learns from batches of whole traces. `conf/predictor/r1.yaml` has each field's released value."""
 
-    ranks: AtLeastOne
-    micro_batch: AtLeastOne
+    ranks: PositiveInt
+    micro_batch: PositiveInt
     heavy: Annotated[list[float], Field(min_length=2, max_length=2)]
-    heavy_weight: Annotated[float, Field(ge=0)]
-    clip: Annotated[float, Field(gt=0)]
+    heavy_weight: NonNegativeFloat
+    clip: PositiveFloat
     betas: Annotated[list[Share], Field(min_length=2, max_length=2)]
     warm_up: Share
-    first_spread: Annotated[float, Field(gt=0)]
+    first_spread: PositiveFloat
     dtype: Literal["float32", "bfloat16"]
 
 
@@ -51,27 +49,27 @@ class Recipe:
     """The settings of the stages that make a predictor. `conf/predictor/base/recipe.yaml` describes each field."""
 
     out: Path
-    toy_problems: AtLeastOne | None
+    toy_problems: PositiveInt | None
     toy_tasks: Annotated[list[str], Field(min_length=1)]
-    draws: AtLeastOne
+    draws: PositiveInt
     seed: int
-    slots: AtLeastOne | None
+    slots: PositiveInt | None
     impl: Implementation
     import_from: str | None
     text: str | None
     open_tag: str | None
     close_tag: str | None
-    min_distance: AtLeastOne
-    lead: AtLeastZero
-    shard_mib: AtLeastOne
+    min_distance: PositiveInt
+    lead: NonNegativeInt
+    shard_mib: PositiveInt
     label: Annotated[list[LabelKind], Field(min_length=1)]
     target: Target | None
-    widths: list[AtLeastOne]
-    epochs: AtLeastOne
-    lr: Annotated[float, Field(gt=0)]
-    weight_decay: Annotated[float, Field(ge=0)]
+    widths: list[PositiveInt]
+    epochs: PositiveInt
+    lr: PositiveFloat
+    weight_decay: NonNegativeFloat
     batch: AtLeastTwo
-    rank_weight: Annotated[float, Field(ge=0)]
+    rank_weight: NonNegativeFloat
     held_out: AtLeastTwo | None
     whole_traces: WholeTraces | None
 

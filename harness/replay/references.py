@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from pydantic import Field
+from pydantic import PositiveFloat, PositiveInt
 
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.sweep.job import Job
@@ -30,8 +30,8 @@ class ReplayConfig:
     """
 
     texts: str | None = None
-    limit: Annotated[int, Field(ge=1)] | None = 20
-    tokens: Annotated[int, Field(ge=1)] | None = None
+    limit: PositiveInt | None = 20
+    tokens: PositiveInt | None = None
 
     @property
     def file(self) -> str:
@@ -52,9 +52,9 @@ class TimeConfig(ReplayConfig):
     `memory_gb` is the memory of keys and values that the largest batch fills; None leaves out this batch.
     """
 
-    slots: Annotated[int, Field(ge=1)] = 8
-    memory_gb: Annotated[float, Field(gt=0)] | None = None
-    rounds: Annotated[int, Field(ge=1)] = 3
+    slots: PositiveInt = 8
+    memory_gb: PositiveFloat | None = None
+    rounds: PositiveInt = 3
 
 
 @dataclass(frozen=True, kw_only=True)

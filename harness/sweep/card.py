@@ -7,9 +7,9 @@ measured on an H100 (results/published/gpu), and are scaled to other models and 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from pydantic import Field
+from pydantic import PositiveFloat, PositiveInt
 
 from kvsweep.compression.policy import BudgetPolicy, Policy
 from kvsweep.harness.models.spec import BYTES, ModelSpec
@@ -50,15 +50,15 @@ CARDS: Mapping[str, Card] = {
 class CostConfig:
     """The price of a GPU hour, in any currency."""
 
-    per_hour: Annotated[float, Field(gt=0)] | None = None
+    per_hour: PositiveFloat | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class AssumeConfig:
     """What an estimate takes for granted: tokens of a text on average, and tokens per second of one task."""
 
-    tokens: Annotated[int, Field(ge=1)] | None = None
-    tokens_per_second: Annotated[float, Field(gt=0)] | None = None
+    tokens: PositiveInt | None = None
+    tokens_per_second: PositiveFloat | None = None
 
 
 def known_card(name: str) -> Card:

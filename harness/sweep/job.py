@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
-from pydantic import BeforeValidator, Field, StrictBool
+from pydantic import BeforeValidator, Field, PositiveFloat, StrictBool
 
 from kvsweep.compression import artifacts
 from kvsweep.compression.config import CacheConfig
@@ -36,7 +36,6 @@ from kvsweep.run_files.row_types import MOST, Shard, leaves
 from kvsweep.run_files.run_reader import StoredCell, read_cells, read_provenance
 
 _Verdict = row_types.view(row_types.Grade, "correct", "rule")
-PositiveSeconds = Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +51,8 @@ class TrackerConfig:
 
     kind: Literal["none", "wandb", "trackio", "mlflow"] = "none"
     project: str = "kvsweep"
-    interval_s: PositiveSeconds = 15.0
-    patience_s: PositiveSeconds = 20.0
+    interval_s: PositiveFloat = 15.0
+    patience_s: PositiveFloat = 20.0
 
     def __post_init__(self) -> None:
         if self.kind != "none" and find_spec(self.kind) is None:

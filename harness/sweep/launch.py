@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import PositiveInt
 from submitit.helpers import Checkpointable
 
 from kvsweep.harness.provenance import VISIBLE, visible_gpus
@@ -34,7 +34,6 @@ from kvsweep.run_files import task_status
 from kvsweep.run_files.row_types import Shard
 from kvsweep.run_files.safe_files import make_folder, open_file
 
-AtLeastOne = Annotated[int, Field(ge=1)]
 # The shares of one process.
 Task = Sequence[Share]
 # The function that a process applies to its shares; returns the errors of those that failed.
@@ -59,8 +58,8 @@ class Launcher(ABC):
     """
 
     waits: ClassVar[bool] = True
-    shards: AtLeastOne = 1
-    cells_per_task: AtLeastOne | None = None
+    shards: PositiveInt = 1
+    cells_per_task: PositiveInt | None = None
 
     def check(self, jobs: Sequence[Job]) -> None:
         """Refuse jobs that this machine cannot start, before anything is written."""
@@ -105,7 +104,7 @@ class Inline(Launcher):
 class Local(Launcher):
     """Runs `parallel` tasks at once (default: one per GPU or core), each in a process, with one GPU if any."""
 
-    parallel: AtLeastOne | None = None
+    parallel: PositiveInt | None = None
 
     def check(self, jobs: Sequence[Job]) -> None:
         super().check(jobs)

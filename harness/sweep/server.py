@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from omegaconf import DictConfig, OmegaConf, open_dict
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policy import Policy
@@ -38,10 +38,10 @@ class Server(FullCache):
     api: Literal["chat", "completions"] = "chat"
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
     seed: bool = True
-    kept_bytes: Annotated[float, Field(gt=0)] | None = None
+    kept_bytes: PositiveFloat | None = None
     key_env: str | None = None
-    parallel: Annotated[int, Field(ge=1)] = 8
-    check: Annotated[int, Field(ge=0)] = 0
+    parallel: PositiveInt = 8
+    check: NonNegativeInt = 0
     log: str | None = None
     control: bool = False
 

@@ -11,16 +11,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import submitit
-from pydantic import Field
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from kvsweep.harness.sweep import slurm_queue
 from kvsweep.harness.sweep.cell_store import CellLockedError
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.launch import (
-    AtLeastOne,
     Launcher,
     Round,
     RunJobs,
@@ -59,16 +58,16 @@ class Slurm(Launcher):
     """Submits an array of tasks; conf/launcher/slurm.yaml describes each setting."""
 
     waits: ClassVar[bool] = False
-    parallel: AtLeastOne | None = None
+    parallel: PositiveInt | None = None
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
-    gpus: Annotated[int, Field(ge=0)] = 0
-    cpus: AtLeastOne = 1
-    memory_gb: Annotated[float, Field(gt=0)] | None = None
-    timeout_min: AtLeastOne = 240
-    max_requeues: Annotated[int, Field(ge=0)] = 20
-    signal_delay_s: AtLeastOne = 120
+    gpus: NonNegativeInt = 0
+    cpus: PositiveInt = 1
+    memory_gb: PositiveFloat | None = None
+    timeout_min: PositiveInt = 240
+    max_requeues: NonNegativeInt = 20
+    signal_delay_s: PositiveInt = 120
     setup: Sequence[str] = ()
     python: str | None = None
     srun_args: Sequence[str] = ()

@@ -158,7 +158,7 @@ def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
         ("", "Choose from: traces, labels, train"),
         ("train recipe=none", "recipe=none is unknown: choose from r1, r1_llama_8b, r1_qwen_7b"),
         ("train recipe.label=[]", "recipe.label=[] "),
-        ("train recipe.epochs=0", "recipe.epochs=0 cannot be used: input should be greater than or equal to 1."),
+        ("train recipe.epochs=0", "recipe.epochs=0 cannot be used: input should be greater than 0."),
         ("traces recipe.toy_problems=null", "no problems for traces: give recipe.toy_problems=, or recipe=r1"),
         ("train recipe.impl=triton", "impl=triton needs a CUDA GPU"),
         ("train", "run kvsweep predictor labels first"),

@@ -75,7 +75,7 @@ def test_a_task_takes_the_same_shard_of_several_jobs():
     ("override", "sentence"),
     [
         ("+launcher.nodes=2", "launcher.nodes is not a setting: launcher has shards, cells_per_task, file."),
-        ("+launcher.shards=0", "launcher.shards=0 cannot be used: input should be greater than or equal to 1."),
+        ("+launcher.shards=0", "launcher.shards=0 cannot be used: input should be greater than 0."),
     ],
 )
 def test_a_launchers_settings_are_checked(override, sentence, kvsweep, own, tiny):
