@@ -33,8 +33,7 @@ def _full_caches(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> l
         return []
     full = [replace(job, cells=_full(job), rounds=(), margin=None, finish=False) for job in jobs]
     if not all(job.cells for job in full):
-        needed = "replay= and screen= replay the full cache's texts"
-        raise UserError(f"{needed}: add full to grid.policy, or give texts=.")
+        raise UserError("replay= and screen= replay the full cache's texts: add full to grid.policy, or give texts=.")
     return full
 
 
@@ -102,6 +101,8 @@ def _screened(job: Job, replay: ReplayShare, plan: ReplayPlan) -> Job:
         text = json.dumps(msgspec.to_builtins(records), indent=1)
         replace_text(job.run_directory / row_types.SCREEN_FILE, text + "\n")
     if plan.screen is not None:
-        fewer = f"{len(left_out)} of {len(job.cells)} cells after {len(replay.texts)} replayed texts"
-        print(f"{job.name}: {rule} leaves out {fewer}; a cell left out may still be safe.")
+        print(
+            f"{job.name}: {rule} leaves out {len(left_out)} of {len(job.cells)} cells after "
+            f"{len(replay.texts)} replayed texts; a cell left out may still be safe."
+        )
     return replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id not in left_out))

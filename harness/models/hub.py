@@ -76,8 +76,10 @@ def from_place(load: Callable[..., Loaded], place: str, commit: str | None, **op
     """
     if not Path(place).is_dir():
         if not is_id(place):
-            neither = "is no folder, and no id on the hub such as deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"
-            raise UserError(f"model.path={place} {neither}: name the one or the other.")
+            raise UserError(
+                f"model.path={place} is no folder, and no id on the hub such as "
+                "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B: name the one or the other."
+            )
         from huggingface_hub import try_to_load_from_cache
 
         # The cache knows the last file that loading a model asks for, even if the hub does not have it.
@@ -167,8 +169,7 @@ def lack_of(folder: Path, *, safetensors_only: bool) -> str | None:
         if not safetensors_only or has_safetensors:  # nothing is missing: the fault is within a file
             return None
         if any(file.match("pytorch_model*.bin") for file in files):
-            alone = "it has its weights as .bin alone"
-            return f"{alone}: set model.safetensors_only=false, or convert them to safetensors"
+            return "it has its weights as .bin alone: set model.safetensors_only=false, or convert them to safetensors"
         return f"it has no weights: {_NAME}"
     if "adapter_config.json" in names:
         return "it is a LoRA adapter: name it as model.adapter, and the model that it was trained on as model.path"

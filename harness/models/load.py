@@ -82,8 +82,11 @@ def load_model(config: ModelConfig) -> LoadedModel:
     _check_text(model)
     unapplied = unapplied_settings(network.generation_config)
     if unapplied:
-        named = f"the generation_config of model={config.name} sets {', '.join(unapplied)}"
-        print(f"note: {named}; transformers' generate applies this, and kvsweep does not.", file=sys.stderr)
+        print(
+            f"note: the generation_config of model={config.name} sets {', '.join(unapplied)}; "
+            "transformers' generate applies this, and kvsweep does not.",
+            file=sys.stderr,
+        )
     return model
 
 
@@ -132,8 +135,10 @@ def _check_no_adapter(config: ModelConfig) -> None:
     if config.is_built:
         return
     if from_place(find_adapter_config_file, config.checkpoint, config.commit) is not None:
-        beside = f"model={config.name} has a LoRA adapter beside its weights (adapter_config.json in {config.place})"
-        raise UserError(f"{beside}: move the adapter to a folder of its own, and name this as model.adapter or not.")
+        raise UserError(
+            f"model={config.name} has a LoRA adapter beside its weights (adapter_config.json in {config.place}): "
+            "move the adapter to a folder of its own, and name this as model.adapter or not."
+        )
 
 
 def add_adapter(network: Any, folder: str, whole: Any = None) -> None:
@@ -153,8 +158,10 @@ def add_adapter(network: Any, folder: str, whole: Any = None) -> None:
         check_tensors(get_peft_model_state_dict(wrapped).keys() ^ names)
         merge(wrapped)  # into the network itself
     except Exception as error:  # a damaged file, a shape that does not fit: peft raises many errors
-        unfit = f"model.adapter={folder} cannot be added to the weights ({first_line(error)})"
-        raise UserError(f"{unfit}: name another LoRA adapter, or null.") from error
+        raise UserError(
+            f"model.adapter={folder} cannot be added to the weights ({first_line(error)}): "
+            "name another LoRA adapter, or null."
+        ) from error
 
 
 def _check_planned(model: LoadedModel) -> None:
@@ -166,8 +173,10 @@ def _check_planned(model: LoadedModel) -> None:
     planned = read_spec(replace(config, random_weights=True))
     loaded = model.spec
     if planned.cache_shape(config.dtype) != model.shape or planned.hidden_size != loaded.hidden_size:
-        other = f"model.config describes another model than {config.place} has ({planned} and {loaded})"
-        raise UserError(f"{other}: correct model.config, or set it to null.")
+        raise UserError(
+            f"model.config describes another model than {config.place} has ({planned} and {loaded}): "
+            "correct model.config, or set it to null."
+        )
 
 
 def _check_files(model: LoadedModel) -> None:
@@ -184,8 +193,10 @@ def _check_files(model: LoadedModel) -> None:
     loaded = _rope_settings({"rope_parameters": rope})
     for name, value in _rope_settings(fields.get("text_config") or fields):  # of a multimodal model the text model's
         if value is not None and (name, value) not in loaded:
-            dropped = f"the files of model={config.name} say {name}={value}, which transformers drops"
-            raise UserError(f"{dropped}: correct config.json, where settings contradict each other.")
+            raise UserError(
+                f"the files of model={config.name} say {name}={value}, which transformers drops: "
+                "correct config.json, where settings contradict each other."
+            )
 
 
 def _rope_settings(fields: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -205,17 +216,22 @@ def _check_text(model: LoadedModel) -> None:
     name = model.config.name
     tag = model.config.think_end
     if tag is not None and model.dialogue.closing_tag(list(model.dialogue.encode(tag))) is None:
-        unknown = f"model.think_end={tag} cannot be written by the tokenizer of {model.config.place}"
-        hint = "name the tag that this model closes its thinking with, or null if it thinks nothing aloud"
-        raise UserError(f"{unknown}: {hint}.")
+        raise UserError(
+            f"model.think_end={tag} cannot be written by the tokenizer of {model.config.place}: "
+            "name the tag that this model closes its thinking with, or null if it thinks nothing aloud."
+        )
     if not model.stop_ids:
-        endless = f"model={name} names no end token, so that no text would end before its limit"
-        raise UserError(f"{endless}: give eos_token_id in its generation_config.json, or name another model.")
+        raise UserError(
+            f"model={name} names no end token, so that no text would end before its limit: "
+            "give eos_token_id in its generation_config.json, or name another model."
+        )
     _check_ends(model)
     drawing = _DRAWN.search(str(model.tokenizer.chat_template or ""))
     if drawing:
-        random = f"the chat template of model={name} draws at random ({drawing.group()})"
-        raise UserError(f"{random}, so a question would differ each time: name another model, or correct the template.")
+        raise UserError(
+            f"the chat template of model={name} draws at random ({drawing.group()}), "
+            "so a question would differ each time: name another model, or correct the template."
+        )
     _check_spaces(model)
     # `asked` refuses a template that leaves out the question. A short question might stand in the template by chance.
     model.dialogue.asked(OTHER_QUESTION)
@@ -230,16 +246,20 @@ def _check_ends(model: LoadedModel) -> None:
     # True is an int to isinstance.
     impossible = [end for end in ends if type(end) is not int or not 0 <= end < vocabulary]
     if impossible:
-        writes = f"no model of {vocabulary:,} tokens writes {impossible}"
-        never = f"model={name} names the end tokens {list(ends)}, and {writes}"
-        raise UserError(f"{never}: correct eos_token_id in its generation_config.json.")
+        raise UserError(
+            f"model={name} names the end tokens {list(ends)}, and no model of {vocabulary:,} tokens writes "
+            f"{impossible}: correct eos_token_id in its generation_config.json."
+        )
     text_of_ids = model.tokenizer.convert_ids_to_tokens
     other_ends = {"tokenizer": model.tokenizer.eos_token_id, "chat template": model.dialogue.turn_end}
     for place, end in other_ends.items():
         if end is not None and end not in ends:
-            alone = f"texts of model={name} end at {' or '.join(map(str, text_of_ids(list(ends))))} alone"
-            hint = f"if the model ends its answers so, add {end} to eos_token_id in its generation_config.json"
-            print(f"note: {alone}, and its {place} ends an answer with {text_of_ids(end)}: {hint}.", file=sys.stderr)
+            print(
+                f"note: texts of model={name} end at {' or '.join(map(str, text_of_ids(list(ends))))} alone, "
+                f"and its {place} ends an answer with {text_of_ids(end)}: "
+                f"if the model ends its answers so, add {end} to eos_token_id in its generation_config.json.",
+                file=sys.stderr,
+            )
 
 
 def _check_spaces(model: LoadedModel) -> None:
@@ -258,8 +278,10 @@ def _check_spaces(model: LoadedModel) -> None:
     ids_of_llama_cpp = model.dialogue.encode(text)
     splitter.prepend_scheme = "first"
     if ids_of_llama_cpp != ids:
-        unsaid = f"model.gguf={model.config.gguf} leaves open whether a space stands before text behind a control token"
-        raise UserError(f"{unsaid}: take the model's own folder as model.path.")
+        raise UserError(
+            f"model.gguf={model.config.gguf} leaves open whether a space stands before text behind a control token: "
+            "take the model's own folder as model.path."
+        )
 
 
 def _keep_freed_memory() -> None:
@@ -289,8 +311,10 @@ def _check_template(config: ModelConfig, template: str) -> None:
     if file.is_file():  # the template's own file wins
         adapter_template = file.read_text(encoding="utf-8")
     if adapter_template is not None and str(adapter_template).strip() != template.strip():
-        other = f"model.adapter={config.adapter} has another chat template than {config.place}"
-        raise UserError(f"{other}: put its template into the model's folder, or delete it beside the adapter.")
+        raise UserError(
+            f"model.adapter={config.adapter} has another chat template than {config.place}: "
+            "put its template into the model's folder, or delete it beside the adapter."
+        )
 
 
 def _stand_in_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
@@ -321,6 +345,8 @@ def device_of(config: ModelConfig) -> torch.device:
     if config.device.startswith("cuda"):
         raise UserError(f"model.device={config.device} needs a GPU, and this process sees none: set model.device=cpu.")
     if is_auto and named_gpus():
-        unseen = f"this process was given a GPU ({VISIBLE}={os.environ[VISIBLE]}), and torch finds none"
-        raise UserError(f"{unseen}: mend the driver or torch's build, or set model.device=cpu.")
+        raise UserError(
+            f"this process was given a GPU ({VISIBLE}={os.environ[VISIBLE]}), and torch finds none: "
+            "mend the driver or torch's build, or set model.device=cpu."
+        )
     return torch.device("cpu" if is_auto else config.device)

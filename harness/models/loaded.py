@@ -145,9 +145,10 @@ class LoadedModel:
         """Raise UserError for a text longer than the model's rotary embeddings, position table or window."""
         positions = self.spec.positions
         if self.spec.limited and positions is not None and tokens > positions:
-            needed = f"a text may take {tokens} tokens, prompt and completion"
-            most = f"{self.config.name} can be decoded over slots up to {positions} alone"
-            raise UserError(f"{needed}, and {most}: lower decoding.max_new_tokens.")
+            raise UserError(
+                f"a text may take {tokens} tokens, prompt and completion, and {self.config.name} can be decoded over "
+                f"slots up to {positions} alone: lower decoding.max_new_tokens."
+            )
 
     @property
     def device(self) -> torch.device:
@@ -223,8 +224,9 @@ class LoadedModel:
     def check_rows(self, needed: str) -> None:
         """Raise UserError for a model without a full attention layer; `needed` says what needs its rows."""
         if not self.spec.layers:
-            none = f"model={self.config.name} has no layer of full attention, and {needed}"
-            raise UserError(f"{none}: choose another model.")
+            raise UserError(
+                f"model={self.config.name} has no layer of full attention, and {needed}: choose another model."
+            )
 
     def read(self, ids: Tensor, start: int, prefill: Prefill | PaddedPrefill, cache: DynamicCache | None) -> Tensor:
         """Read prompts, or the next chunk of one, from position `start` on; return normed last hidden states.
@@ -252,8 +254,10 @@ class LoadedModel:
     def check_finite(self, hidden: Tensor, text: str) -> None:
         """Raise UserError if last hidden states of a text are NaN or infinite."""
         if not bool(hidden.isfinite().all()):
-            broken = f"{text} has hidden states that are NaN or infinite"
-            raise UserError(f"{broken}: take model.dtype=bfloat16 or float32, or look at the weights.")
+            raise UserError(
+                f"{text} has hidden states that are NaN or infinite: "
+                "take model.dtype=bfloat16 or float32, or look at the weights."
+            )
 
     def logits(self, hidden: Tensor, linear: Linear = functional.linear) -> Tensor:
         """Return logits [slots, vocabulary] of hidden states [slots, hidden_size]; `linear` multiplies."""

@@ -59,8 +59,7 @@ def check_steps(model: LoadedModel, impl: Implementation = "torch") -> None:
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # each architecture fails in its own way
-        fails = f"fails over a slot cache ({first_line(error)})"
-        raise _refused(model, fails, impl) from error
+        raise _refused(model, f"fails over a slot cache ({first_line(error)})", impl) from error
     difference = _difference(logits, expected)
     if not difference <= _ALLOWED[model.config.dtype]:  # also if it is NaN
         other = f"has other logits over a slot cache, by {difference:.3g} of their standard deviation"
@@ -106,8 +105,10 @@ def _check_same(network: Any, expected: Tensor, how: str) -> None:
     difference = _difference(_logits(network), expected)
     # Also if it is NaN.
     if not difference <= _ALLOWED[str(network.dtype).removeprefix("torch.")]:
-        tied = f"tie_word_embeddings is {network.config.tie_word_embeddings}"
-        raise ValueError(f"{how}, its logits are others by {difference:.3g} of their standard deviation, and {tied}")
+        raise ValueError(
+            f"{how}, its logits are others by {difference:.3g} of their standard deviation, "
+            f"and tie_word_embeddings is {network.config.tie_word_embeddings}"
+        )
 
 
 def _text(device: torch.device, rows: int) -> Tensor:

@@ -35,8 +35,10 @@ def run(settings: PredictorSettings, stages: Sequence[str]) -> None:
         print(f"{stage}: {seconds} s; {json.dumps(outcome)}", flush=True)
         head = outcome.get("head", head)
     if head is not None:
-        sweep = f"kvsweep model={settings.model.name} model.predictor={head} 'grid.policy=[full,dynts]'"
-        print(f"next: {sweep} --dry-run", flush=True)
+        print(
+            f"next: kvsweep model={settings.model.name} model.predictor={head} 'grid.policy=[full,dynts]' --dry-run",
+            flush=True,
+        )
 
 
 def _function_of(stage: str) -> Callable[[PredictorSettings], dict[str, Any]]:

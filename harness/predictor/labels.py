@@ -45,8 +45,9 @@ class LabelPass(Prefill):
     def observe(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, *extras: Any) -> None:
         """Add one full layer, [1, heads, length, head_dim] each; raises UserError for `extras` (sinks, softcap)."""
         if any(extra is not None for extra in extras):
-            plain = "importance labels are of plain attention, without sinks or a softcap"
-            raise UserError(f"{plain}: choose another model.")
+            raise UserError(
+                "importance labels are of plain attention, without sinks or a softcap: choose another model."
+            )
         for kind in self.kinds:
             label_by_head = self.label(query[0], key[0], kind=kind, scaling=scaling)  # [kv_heads, length]
             label = label_by_head.amax(dim=0) if kind == "far_max" else label_by_head.mean(dim=0)
@@ -107,8 +108,10 @@ def make_labels(settings: PredictorSettings) -> dict[str, Any]:
     manifest |= {"traces": len(traces), "tokens": tokens, "shards": len(shards)}
     text = json.dumps(manifest, indent=2) + "\n"
     if recipe.manifest.exists() and recipe.manifest.read_bytes() != text.encode():
-        other = f"{recipe.labels} holds labels of other traces, model or settings, or {recipe.manifest.name} is broken"
-        raise UserError(f"{other}: delete it or set recipe.out=.")
+        raise UserError(
+            f"{recipe.labels} holds labels of other traces, model or settings, or {recipe.manifest.name} is broken: "
+            "delete it or set recipe.out=."
+        )
     recipe.labels.mkdir(parents=True, exist_ok=True)
     replace_text(recipe.manifest, text)
     for number, shard in enumerate(tqdm(shards, desc="labels")):

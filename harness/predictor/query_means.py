@@ -69,8 +69,10 @@ def rotation_of(model: LoadedModel) -> tuple[Tensor, float]:
     frequencies = getattr(rotary, "inv_freq", torch.empty(0))
     kind = getattr(rotary, "rope_type", "default")
     if 2 * len(frequencies) != model.shape.head_dim or kind == "longrope" or "dynamic" in kind:
-        unfit = "has no rotation of whole heads by fixed frequencies, which triattention needs"
-        raise UserError(f"model={model.config.name} {unfit}: choose another model or policy.")
+        raise UserError(
+            f"model={model.config.name} has no rotation of whole heads by fixed frequencies, which triattention needs: "
+            "choose another model or policy."
+        )
     # A trial: queries at position _FAR must be those at position 0, turned.
     angles = _FAR * frequencies.double()
     turn = torch.polar(torch.ones_like(angles), angles)
@@ -79,9 +81,9 @@ def rotation_of(model: LoadedModel) -> tuple[Tensor, float]:
         expected = turn * torch.complex(*at_start.chunk(2, dim=-1))
         observed = torch.complex(*far_away.chunk(2, dim=-1))
         if (observed - expected).norm() > _ROUNDING[model.config.dtype] * expected.norm():
-            unfit = f"does not rotate the halves of its heads, alone and last, in layer {layer}"
             raise UserError(
-                f"model={model.config.name} {unfit}, which triattention needs: choose another model or policy."
+                f"model={model.config.name} does not rotate the halves of its heads, alone and last, in layer {layer}, "
+                "which triattention needs: choose another model or policy."
             )
     return frequencies, float(rotary.attention_scaling)
 

@@ -87,19 +87,26 @@ class Recipe:
     def _check_target(self) -> None:
         """Refuse a target that does not fit the labels, and settings that exclude each other."""
         if self.target is None:
-            scales = "power (10 / 0.3 * x ** 0.3) and linear (10,000 * x)"
-            named = "name model=r1_qwen_7b or r1_llama_8b, or choose the scale for another model"
-            raise UserError(f"recipe.target= is not set, and DynTS has {scales}: {named}.")
+            raise UserError(
+                "recipe.target= is not set, and DynTS has power (10 / 0.3 * x ** 0.3) and linear (10,000 * x): "
+                "name model=r1_qwen_7b or r1_llama_8b, or choose the scale for another model."
+            )
         if self.target != "standardised" and len(self.label) > 1:
-            several = f"recipe.target={self.target} scales one kind of label, not recipe.label={self.label}"
-            raise UserError(f"{several}: name one kind, or take recipe.target=standardised.")
+            raise UserError(
+                f"recipe.target={self.target} scales one kind of label, not recipe.label={self.label}: "
+                "name one kind, or take recipe.target=standardised."
+            )
         whole = self.whole_traces
         if whole and self.rank_weight:
-            unused = f"recipe.rank_weight={self.rank_weight} is of batches of tokens, and recipe.whole_traces is set"
-            raise UserError(f"{unused}: choose recipe.rank_weight=0 or recipe.whole_traces=null.")
+            raise UserError(
+                f"recipe.rank_weight={self.rank_weight} is of batches of tokens, and recipe.whole_traces is set: "
+                "choose recipe.rank_weight=0 or recipe.whole_traces=null."
+            )
         if whole and self.batch % (whole.ranks * whole.micro_batch):
-            uneven = f"recipe.batch={self.batch} traces are no whole micro-batches of {whole.micro_batch}"
-            raise UserError(f"{uneven} for each of {whole.ranks} ranks: choose a multiple.")
+            raise UserError(
+                f"recipe.batch={self.batch} traces are no whole micro-batches of {whole.micro_batch} "
+                f"for each of {whole.ranks} ranks: choose a multiple."
+            )
 
     @property
     def labels(self) -> Path:
@@ -155,8 +162,10 @@ def read_settings(arguments: Sequence[str]) -> PredictorSettings:
         raise UserError(f"recipe={recipe} is unknown: choose from {', '.join(recipes)}.")
     # Only the r1 recipes leave `toy_problems` out, so another would ignore a benchmark.
     if not recipe.startswith("r1") and any(argument.startswith("benchmark") for argument in overrides):
-        problems = f"recipe={recipe} makes its own problems (recipe.toy_problems), and recipe=r1 takes a benchmark's"
-        raise UserError(f"{problems}: leave benchmark out, or add recipe=r1.")
+        raise UserError(
+            f"recipe={recipe} makes its own problems (recipe.toy_problems), and recipe=r1 takes a benchmark's: "
+            "leave benchmark out, or add recipe=r1."
+        )
     if recipe == "r1" and model in recipes and model.startswith("r1_"):
         recipe = model
     config = compose_config(*overrides, name=f"predictor/{recipe}")
@@ -181,6 +190,8 @@ def read_manifest(settings: PredictorSettings, path: Path, stage: str) -> dict[s
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{path} is broken: delete {path.parent} or set recipe.out=.") from None
     if weights != settings.model.identity()["weights"]:
-        other = f"{path} names other weights than those of model={settings.model.name}"
-        raise UserError(f"{other}: choose that model, delete {path.parent} or set recipe.out=.")
+        raise UserError(
+            f"{path} names other weights than those of model={settings.model.name}: "
+            f"choose that model, delete {path.parent} or set recipe.out=."
+        )
     return manifest

@@ -31,8 +31,10 @@ def trace_fitting(recipe: Recipe, rules: WholeTraces, manifest: Mapping[str, Any
     """Return a new head with its optimizer; raises UserError for fewer traces than a batch."""
     traces = [trace for trace in open_shards(recipe, manifest) if not trace.held_out]
     if len(traces) < recipe.batch:
-        few = f"{len(traces)} traces that are not held out are less than recipe.batch={recipe.batch} traces"
-        raise UserError(f"{few}: write more traces, or choose a smaller batch.")
+        raise UserError(
+            f"{len(traces)} traces that are not held out are less than recipe.batch={recipe.batch} traces: "
+            "write more traces, or choose a smaller batch."
+        )
     head = new_head(manifest["hidden_size"], recipe.widths, rules).to(device)
     steps = recipe.epochs * (len(traces) // recipe.batch)
     optimizer, schedule = new_optimizer(head, recipe, rules, steps)

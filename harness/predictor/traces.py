@@ -70,8 +70,10 @@ def make_traces(settings: PredictorSettings) -> dict[str, int]:
     stored_questions = {trace.key: trace.question_ids for trace in read_rows(path, Trace)}
     has_same_origin = manifest.is_file() and manifest.read_bytes() == origin.encode()
     if stored_questions and not has_same_origin:
-        other = f"{path} holds traces of another model, seed, decoding or recipe.import_from, or does not name them"
-        raise UserError(f"{other}: delete it or set recipe.out=.")
+        raise UserError(
+            f"{path} holds traces of another model, seed, decoding or recipe.import_from, or does not name them: "
+            "delete it or set recipe.out=."
+        )
     traces = imported_traces(settings) if settings.recipe.import_from else written_traces(settings, stored_questions)
     for trace in traces:
         if not is_stored(stored_questions, trace.key, trace.question_ids):
@@ -100,8 +102,10 @@ def is_stored(stored_questions: Questions, key: row_types.Pair, question_ids: li
         return False
     stored_ids = stored_questions[key]
     if stored_ids and question_ids and stored_ids != question_ids:
-        other = f"{TRACES_FILE} holds another question of the id {key[0]!r:.60}"
-        raise UserError(f"{other}: delete it, set recipe.out=, or give the problems ids of their own.")
+        raise UserError(
+            f"{TRACES_FILE} holds another question of the id {key[0]!r:.60}: "
+            "delete it, set recipe.out=, or give the problems ids of their own."
+        )
     return True
 
 
@@ -192,8 +196,10 @@ def read_graded(folder: Path) -> Iterator[tuple[str, Completion, Grade | None]]:
     for completion in cell.rows(Completion):
         name = completion.problem_id
         if name not in problems:
-            hint = f"restore its {row_types.PROBLEMS_FILE}, or run the cell again"
-            raise UserError(f"{folder} holds a completion of problem {name!r} and no such problem: {hint}.")
+            raise UserError(
+                f"{folder} holds a completion of problem {name!r} and no such problem: "
+                f"restore its {row_types.PROBLEMS_FILE}, or run the cell again."
+            )
         yield problems[name].prompt, completion, grades.get(completion.key)
 
 
@@ -202,8 +208,9 @@ def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], list[str
     recipe = settings.recipe
     if recipe.toy_problems is None:
         if settings.benchmark is None:
-            other = "recipe=r1 with benchmark= or benchmark.path="
-            raise UserError(f"no problems for traces: give recipe.toy_problems=, or {other}.")
+            raise UserError(
+                "no problems for traces: give recipe.toy_problems=, or recipe=r1 with benchmark= or benchmark.path=."
+            )
         benchmark = load_problems(settings.benchmark)
         return list(benchmark.problems), list(benchmark.questions), settings.benchmark.answer_kind
     problems = []
@@ -222,8 +229,10 @@ def imported_traces(settings: PredictorSettings) -> Iterator[Trace]:
         return _imported_cell(source, settings)
     if source.is_file():
         return _imported_texts(source, settings)
-    missing = f"recipe.import_from={source} does not exist, or has no {row_types.CELL_FILE}"
-    raise UserError(f"{missing}: give a cell's folder or a file of texts.")
+    raise UserError(
+        f"recipe.import_from={source} does not exist, or has no {row_types.CELL_FILE}: "
+        "give a cell's folder or a file of texts."
+    )
 
 
 def _imported_cell(folder: Path, settings: PredictorSettings) -> Iterator[Trace]:
@@ -262,8 +271,10 @@ def _imported_texts(source: Path, settings: PredictorSettings) -> Iterator[Trace
 def check_cell(folder: Path, model: ModelConfig) -> None:
     """Refuse the cell of another model, or of a server (a server's cell names no weights)."""
     if StoredCell(folder).settings["model"].get("weights") != model.identity()["weights"]:
-        other = f"{model.place} holds other weights than {folder} was run with, or none"
-        raise UserError(f"{other}: name the folder of its own with model.path=DIR.")
+        raise UserError(
+            f"{model.place} holds other weights than {folder} was run with, or none: "
+            "name the folder of its own with model.path=DIR."
+        )
 
 
 def _rows_by_pair(source: Path) -> dict[row_types.Pair, tuple[str, TextRow]]:
@@ -282,8 +293,10 @@ def _rows_by_pair(source: Path) -> dict[row_types.Pair, tuple[str, TextRow]]:
         name = ids[row.problem]
         draw = counts[name] if row.draw is None else row.draw
         if (name, draw) in rows:
-            again = f"{where} is the second row of problem {name!r} and draw {draw}"
-            raise UserError(f"{again}: give the texts of one question different draws, or leave draw out.")
+            raise UserError(
+                f"{where} is the second row of problem {name!r} and draw {draw}: "
+                "give the texts of one question different draws, or leave draw out."
+            )
         counts[name] += 1
         rows[name, draw] = where, row
     return rows

@@ -55,12 +55,15 @@ def train(settings: PredictorSettings) -> dict[str, Any]:
         torch.manual_seed(recipe.seed + epoch)  # so that a resumed epoch draws as in one go
         tokens = fit_epoch(epoch)
         if not tokens:
-            nothing = f"no token of {manifest['traces']} traces is left to fit, with recipe.held_out={recipe.held_out}"
-            distance = f"recipe.min_distance={manifest['min_distance']}"
-            raise UserError(f"{nothing} and {distance}: write more traces, or lower the distance.")
+            raise UserError(
+                f"no token of {manifest['traces']} traces is left to fit, with recipe.held_out={recipe.held_out} and "
+                f"recipe.min_distance={manifest['min_distance']}: write more traces, or lower the distance."
+            )
         if not all(weight.isfinite().all() for weight in head.parameters()):
-            lost = f"recipe.lr={recipe.lr} made weights of the head NaN or infinite in epoch {epoch + 1}"
-            raise UserError(f"{lost}: choose a smaller one.")
+            raise UserError(
+                f"recipe.lr={recipe.lr} made weights of the head NaN or infinite in epoch {epoch + 1}: "
+                "choose a smaller one."
+            )
         state = {name: part.state_dict() for name, part in parts.items()}
         with replacing(path) as temporary:
             torch.save({"settings": conditions, "epoch": epoch + 1, **state}, temporary)
@@ -162,8 +165,10 @@ def evaluate(settings: PredictorSettings) -> dict[str, Any]:
     card = read_card("predictor", recipe.head)
     # A predictor says nothing by ranking well a trace that it was fitted to.
     if card.get("data") != manifest["data"] or card.get("held_out") != recipe.held_out:
-        other = f"{recipe.head} was fitted to other traces, or with recipe.held_out={card.get('held_out')}"
-        raise UserError(f"{other}: run kvsweep predictor train again.")
+        raise UserError(
+            f"{recipe.head} was fitted to other traces, or with recipe.held_out={card.get('held_out')}: "
+            "run kvsweep predictor train again."
+        )
     measures = []  # of each trace: a share for each of DEPTHS, the correlation, and true and predicted means of tenths
     for trace in open_shards(recipe, manifest):
         if not trace.held_out:

@@ -25,8 +25,9 @@ def replay(directory: Path, overrides: Sequence[str], *, timed: bool) -> None:
         else:
             values[name] = None if text == "null" else at_home(text)
     if timed and launching:
-        process = "which measures one cell after the other in this process"
-        raise UserError(f"{launching[0]} cannot go with --time, {process}.")
+        raise UserError(
+            f"{launching[0]} cannot go with --time, which measures one cell after the other in this process."
+        )
     with plain_config_errors():
         config = compose_config(*launching)
     replay_config = checked(TimeConfig if timed else ReplayConfig, values)

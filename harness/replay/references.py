@@ -103,13 +103,16 @@ def _of_full_cache(job: Job, limit: int | None) -> list[Text]:
     completions = {row.problem_id: row for row in cell.rows(Completion) if row.draw == 0}
     missing = ids.keys() - completions.keys()
     if missing:
-        unwritten = f"the full cache has not written {len(missing)} of the {len(ids)} texts yet"
-        hint = "run its cell first (policy=full), lower limit=, or give texts=FILE"
-        raise UserError(f"{job.name}: {unwritten}: {hint}.")
+        raise UserError(
+            f"{job.name}: the full cache has not written {len(missing)} of the {len(ids)} texts yet: "
+            "run its cell first (policy=full), lower limit=, or give texts=FILE."
+        )
     broken = [problem_id for problem_id in ids if completions[problem_id].stop_reason == "not_finite"]
     if broken:
-        ended = f"of the full cache's texts, {counted(len(broken), 'text')} ended because logits were NaN or infinite"
-        raise UserError(f"{job.name}: {ended} ({broken[0]!r:.80}): take model.dtype=bfloat16 or float32.")
+        raise UserError(
+            f"{job.name}: of the full cache's texts, {counted(len(broken), 'text')} ended because logits "
+            f"were NaN or infinite ({broken[0]!r:.80}): take model.dtype=bfloat16 or float32."
+        )
     texts = []
     for problem_id in ids:
         token_ids = tuple(completions[problem_id].token_ids)
@@ -124,6 +127,7 @@ def _full_cell(job: Job) -> StoredCell:
         is_full_cache = settings["policy"]["name"] == "full" and "cache" not in settings  # named only if quantized
         if is_full_cache and settings["condition"] == condition:
             return cell
-    missing = "holds no full cache's cell of the same conditions, whose texts could be replayed"
-    hint = "run that cell first (policy=full), or give texts=FILE"
-    raise UserError(f"{job.name}: {job.run_directory} {missing}: {hint}.")
+    raise UserError(
+        f"{job.name}: {job.run_directory} holds no full cache's cell of the same conditions, whose texts could be "
+        "replayed: run that cell first (policy=full), or give texts=FILE."
+    )

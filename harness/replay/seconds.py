@@ -31,8 +31,9 @@ def measure_seconds(jobs: Sequence[Job], config: TimeConfig) -> None:
     with tqdm(total=len(jobs) * config.rounds, unit="round") as progress:
         for job in jobs:
             if not any(cell.policy.name == "full" for cell in job.cells):
-                alone = "--time needs the full cache beside it, which is no cell here"
-                raise UserError(f"{job.name}: {alone}: run it first.")
+                raise UserError(
+                    f"{job.name}: --time needs the full cache beside it, which is no cell here: run it first."
+                )
             progress.set_description(f"{job.name}, seconds")
             share = replay_share(job, config)
             for number in range(config.rounds):
@@ -55,8 +56,10 @@ def _turn(model: LoadedModel, share: ReplayShare, cell: Cell, config: TimeConfig
     if config.memory_gb is not None:
         fitting = int(config.memory_gb * 1e9) // SlotCache.bytes_per_slot(model.shape, capacity, job.cache)
         if not fitting:
-            too_small = f"memory_gb={config.memory_gb:g} does not hold one text of {capacity} rows"
-            raise UserError(f"{too_small} of {job.name}: give more memory.")
+            raise UserError(
+                f"memory_gb={config.memory_gb:g} does not hold one text of {capacity} rows "
+                f"of {job.name}: give more memory."
+            )
         slots_of["memory"] = fitting
     for why, slots in slots_of.items():
         batch = list(itertools.islice(itertools.cycle(requests), slots))  # the texts again if they are too few

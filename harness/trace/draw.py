@@ -93,8 +93,9 @@ def averaged_steps(options: inspected.TraceOptions, text: inspected.InspectedTex
         steps = inspected.read_steps(options.steps)
         tokens = len(text.thinking)
         if steps[-1].stop > tokens:
-            beyond = f"goes beyond the thinking, whose tokens are 0 to {tokens - 1}"
-            raise UserError(f"--steps {options.steps} {beyond}: shorten it.")
+            raise UserError(
+                f"--steps {options.steps} goes beyond the thinking, whose tokens are 0 to {tokens - 1}: shorten it."
+            )
         return steps
     split = separator(options, text)
     steps = inspected.paragraphs(text.thinking, split)
@@ -131,16 +132,19 @@ def attributed_steps(options: inspected.TraceOptions, text: inspected.InspectedT
         raise UserError(f"--find {options.find} matches nothing in the thinking of {text.trace.problem_id}: change it.")
     steps = inspected.derivations(text.thinking, separator(options, text))
     if not inspected.matches(text.thinking):
-        parts = f"{len(steps)} paragraphs or sentences"
-        print(f"attribution: no equation like 3 x 4 = 12, so its columns are {parts}", file=sys.stderr)
+        print(
+            f"attribution: no equation like 3 x 4 = 12, so its columns are {len(steps)} paragraphs or sentences",
+            file=sys.stderr,
+        )
     return steps
 
 
 def draw_kept(_: inspected.TraceOptions, text: inspected.InspectedText) -> tuple[pd.DataFrame, Drawing]:
     """Return the text as a page that shows which tokens each eviction kept."""
     if text.completion is None:
-        missing = "a text from a file does not tell what its cache kept: give a cell's folder, or live."
-        raise inspected.NotInText(missing)
+        raise inspected.NotInText(
+            "a text from a file does not tell what its cache kept: give a cell's folder, or live."
+        )
     if not text.completion.evictions:
         raise inspected.NotInText("nothing was evicted here: choose another completion, or a smaller policy.budget.")
     kept = read_kept(text.pieces, text.trace.think_start, text.completion.evictions)

@@ -41,8 +41,10 @@ def importance(
     """
     possible = [kind for kind in kinds if text.trace.answered or kind != "answer"]
     if not possible and not heads and not policies:
-        unanswered = f"{text.trace.problem_id} never answers, so it has no labels of kind answer"
-        raise NotInText(f"{unanswered}: give --label far_max or later, a --head or --scores.")
+        raise NotInText(
+            f"{text.trace.problem_id} never answers, so it has no labels of kind answer: "
+            "give --label far_max or later, a --head or --scores."
+        )
     strips: dict[str, Tensor] = {}
     if possible or heads:
         hidden, labels = label_trace(text.model, text.trace, MIN_DISTANCE, possible)
@@ -115,12 +117,15 @@ def _cache_of_thinking(model: LoadedModel, trace: Trace, policies: Sequence[Budg
 def _check_scores(policy: BudgetPolicy, trace: Trace) -> None:
     """Raise NotInText if a policy cannot score a trace that is read at once."""
     if any(isinstance(signal, LastUse) for signal in policy.signals):
-        by_use = f"{policy.name} scores by when each row was used while the text was written"
-        raise NotInText(f"{by_use}, which a text read at once does not tell: choose another policy.")
+        raise NotInText(
+            f"{policy.name} scores by when each row was used while the text was written, "
+            "which a text read at once does not tell: choose another policy."
+        )
     if isinstance(policy, ObservationPolicy) and policy.observation_window >= trace.think_end:
-        from_newest = f"{policy.name} scores from the newest {policy.observation_window}"
-        thinks = f"{trace.problem_id} thinks to token {trace.think_end}"
-        raise NotInText(f"{thinks} and {from_newest}: choose a longer text.")
+        raise NotInText(
+            f"{trace.problem_id} thinks to token {trace.think_end} and {policy.name} scores from the newest "
+            f"{policy.observation_window}: choose a longer text."
+        )
 
 
 def _pinned_as_highest(scores: Tensor) -> Tensor:

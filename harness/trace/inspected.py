@@ -89,8 +89,7 @@ class InspectedText:
         assert completion is not None
         answer = grade.answer if grade else None
         gold = f" for {grade.gold}: {self.outcome}" if grade and self.outcome else ""
-        evictions = f"{len(completion.evictions)} evictions"
-        size = f"{completion.num_tokens} tokens ({completion.stop_reason}), {evictions}"
+        size = f"{completion.num_tokens} tokens ({completion.stop_reason}), {len(completion.evictions)} evictions"
         return f"{completion.text}\n\nanswer {answer or 'none'}{gold}; {size}"
 
     @cached_property
@@ -148,9 +147,10 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
         raise UserError(f"{folder} is no cell's folder: name one of a run, as `kvsweep status RUN --cells` shows them.")
     for override in overrides:
         if not override.startswith(("model.", "policy.")):
-            other = f"{override} cannot be given with a cell's folder, because the cell has its own settings"
-            places = "model.path=DIR model.predictor=DIR policy.predictor=DIR"
-            raise UserError(f"{other}: give only where files lie now, as in {places}.")
+            raise UserError(
+                f"{override} cannot be given with a cell's folder, because the cell has its own settings: give only "
+                "where files lie now, as in model.path=DIR model.predictor=DIR policy.predictor=DIR."
+            )
     stored = list(read_graded(folder))  # question, completion and grade
     matching = []
     answered = []
@@ -162,8 +162,10 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
                 answered.append(row)
     if not matching:
         pairs = sorted(f"{completion.problem_id}/{completion.draw}" for _, completion, _ in stored)
-        missing = f"--problem {problem_id} --draw {draw} is not among the completions of {folder}"
-        raise UserError(f"{missing}: it has {', '.join(pairs[:5]) or 'none'} ...")
+        raise UserError(
+            f"--problem {problem_id} --draw {draw} is not among the completions of {folder}: "
+            f"it has {', '.join(pairs[:5]) or 'none'} ..."
+        )
     # Most pictures need an answer.
     question, completion, grade = answered[0] if answered else matching[0]
     source = of_completion(folder, question, completion, overrides, grade)
@@ -209,8 +211,9 @@ def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[s
         if problem_id in (None, row.id) and (row.draw or 0) == draw:
             break
     else:
-        missing = f"--problem {problem_id} --draw {draw} is not in {path}"
-        raise UserError(f"{missing}: name the id of a row, or its line number.")
+        raise UserError(
+            f"--problem {problem_id} --draw {draw} is not in {path}: name the id of a row, or its line number."
+        )
 
     def read(loaded: LoadedModel) -> InspectedText:
         trace, _ = trace_of_text(row.problem, row.text, (row.id, draw), loaded.config.tags, loaded, where)
