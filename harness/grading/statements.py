@@ -1,13 +1,13 @@
 r"""Where a text states its answer: the first of the three stages in which an answer is read.
 
-A statement beats a mention. `find_statement` tries the places in the order of their rank (`RANKS`); of statements of
-one rank the last counts; what cannot be an answer of the kind asked for is no statement. What stands around a value is
-peeled off in `spelling`, and `expressions` decides what equals.
+A statement beats a mention: `_ranked` has the places in the order of their rank. Of statements of one rank the last
+counts; what cannot be an answer of the kind asked for is no statement. What stands around a value is peeled off in
+`spelling`, and `expressions` decides what equals.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
@@ -82,7 +82,7 @@ def _closing_brace(text: str, start: int) -> re.Match[str] | None:
     return None
 
 
-def _boxed(text: str, kind: AnswerKind) -> Statement | None:
+def _boxed(text: str, kind: AnswerKind) -> str | None:
     """The last box that holds an answer of the kind; boxes that signs, "and" or "or" join are one list."""
     values = list[str]()  # of the joined boxes, the last first
     start = 0  # of the box that was read last
@@ -105,7 +105,7 @@ def _boxed(text: str, kind: AnswerKind) -> Statement | None:
     if name and len(values) > 1:
         values[-1] = name[0] + values[-1]
     in_order = dict.fromkeys(reversed(values))  # each once
-    return Statement("a box", ", ".join(in_order).replace("&=", "="))
+    return ", ".join(in_order).replace("&=", "=")
 
 
 # --- JSON objects ---------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ _ANSWER_KEY = re.compile(r"(?:final[_ ])?answer", re.IGNORECASE)
 _OBJECT = re.compile(rf'\{{(?=[^{{}}]*"{_ANSWER_KEY.pattern}"\s*:)', re.IGNORECASE)
 
 
-def _keyed(text: str, kind: AnswerKind) -> Statement | None:
+def _keyed(text: str, kind: AnswerKind) -> str | None:
     """The answer in the last JSON object that has one."""
     for match in reversed(list(_OBJECT.finditer(text))):
         with suppress(json.JSONDecodeError):
@@ -123,7 +123,7 @@ def _keyed(text: str, kind: AnswerKind) -> Statement | None:
             if values and isinstance(values[0], str | int | float):
                 fitting = _fitting(str(values[0]), kind)
                 if fitting:
-                    return Statement("a JSON object", fitting)
+                    return fitting
     return None
 
 
@@ -183,7 +183,7 @@ _ENDS = (*".!)]}*$>",)  # what a text ends with that does not break off
 _MARKS = " \t\n*-✅✓✔"
 
 
-def _declared(text: str, kind: AnswerKind) -> Statement | None:
+def _declared(text: str, kind: AnswerKind) -> str | None:
     """The value of the last declaration, such as "the answer is 72", unless the text goes on to doubt it."""
     # Numbers are calculated all along a text; a letter is declared only as an answer.
     start = 0 if kind == "letter" else max(0, len(text) - _TAIL_CHARS)
@@ -205,7 +205,7 @@ def _declared(text: str, kind: AnswerKind) -> Statement | None:
     # Behind a number, a further calculation may correct it; behind a letter, an explanation often follows.
     if kind != "letter" and (breaks_off or _CHECKS.search(after)):
         return None
-    return Statement("a declaration", value)
+    return value
 
 
 def _declared_value(text: str, match: re.Match[str], wrong: re.Pattern[str], kind: AnswerKind) -> str | None:
@@ -324,14 +324,6 @@ def _stated(states: re.Match[str]) -> str:
     return states[states.lastindex or 0]
 
 
-def _concluded(text: str, kind: AnswerKind) -> Statement | None:
-    """The letter in bold type at the end, or what the last sentence states."""
-    if kind == "letter":
-        return _bold_letter(text[-_TAIL_CHARS:])
-    value = last_conclusion(text)
-    return Statement("the last sentence", value) if value else None
-
-
 def _bare(value: str) -> str:
     """The value without dollar signs, brackets of formulas, bold type, and marks at its ends."""
     return re.sub(r"\\[()\[\]]|(?<!\\)\$+|\*\*|`", "", value).strip(" .。\n\t_✅✓✔")
@@ -378,7 +370,7 @@ _WRONG = re.compile(
 _LINKS = re.compile(r"\b(?:is|be|so|thus|therefore|hence|option|choice|answer)\b|:", re.I)
 
 
-def _bold_letter(tail: str) -> Statement | None:
+def _bold_letter(tail: str) -> str | None:
     """The letter that alone is bold, or the bold letter at the end."""
     letters = list[str]()
     last_line = last_bold = ""  # of the last letter
@@ -392,36 +384,32 @@ def _bold_letter(tail: str) -> Statement | None:
     is_at_end = letters and tail.rstrip(" .!\n").endswith(f"**{last_bold}**")
     if _WRONG.search(last_line) or not (is_only_letter or is_at_end):
         return None
-    return Statement("bold type", letters[-1])
+    return letters[-1]
 
 
-def _mentioned(text: str, kind: AnswerKind) -> Statement | None:
-    """What is the whole text, or a letter that the last line or its last sentence names without doubt."""
-    whole = text.strip(_MARKS)
-    if kind == "letter":
-        return _mentioned_letter(whole)
+def _whole(text: str) -> str | None:
+    """The whole text if it is a number or a formula."""
     # Two words, letters of another script, or a question.
-    has_words = re.search(r"[A-Za-z]{2}\W+[A-Za-z]{2}|[^\W\d_A-Za-z]{2}|\?", whole)
-    is_value = len(whole) <= 100 and "\n" not in whole and not has_words
-    return Statement("the whole text", whole) if is_value and _FORMULA.search(whole) else None
+    has_words = re.search(r"[A-Za-z]{2}\W+[A-Za-z]{2}|[^\W\d_A-Za-z]{2}|\?", text)
+    is_value = len(text) <= 100 and "\n" not in text and not has_words
+    return text if is_value and _FORMULA.search(text) else None
 
 
-def _mentioned_letter(text: str) -> Statement | None:
-    """The letter that the last line is, if no line shortly before is another one, or that its last sentence names."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines:
-        return None
-    last_line = lines[-1]
+def _last_letter(lines: list[str]) -> str | None:
+    """The letter that the last line is, if no line shortly before is another one."""
     letters = [letter_of(line, option=True) for line in lines[-6:]]
     different = {*letters} - {None}
-    if letters[-1] and len(different) == 1 and not _WRONG.search(last_line):
-        return Statement("the last line", letters[-1])
-    sentence = _SENTENCE_END.split(last_line)[-1]
+    return letters[-1] if len(different) == 1 and not _WRONG.search(lines[-1]) else None
+
+
+def _named_letter(line: str) -> str | None:
+    """The letter that the last sentence of a line names without doubt."""
+    sentence = _SENTENCE_END.split(line)[-1]
     if not _LINKS.search(sentence) or _WRONG.search(sentence) or _HEDGE.search(sentence):
         return None
     # (B), or "option B".
     named = {*re.findall(r"(?<=\()[A-D](?=\))", sentence), *re.findall(r"\b(?:option|choice) ([A-D])\b", sentence)}
-    return Statement("the last sentence", named.pop()) if len(named) == 1 else None
+    return named.pop() if len(named) == 1 else None
 
 
 def _fitting(value: str, kind: AnswerKind, *, in_box: bool = False) -> str | None:
@@ -445,8 +433,23 @@ _NOT_BUT = re.compile(
     r"\bnot (?!only\b)[^.,;\n]{1,40}? but (?!also\b)(?:rather )?|\bnicht (?!nur\b)[^.;\n]{1,40}?, sondern |"
     r"(?<=は)[^は。、\n]{1,40}?ではなく、?|不是[^。\n]{1,40}?[,，]?而(?=是)"
 )
-# The ranks of places, from statements to mentions.
-RANKS: tuple[Callable[[str, AnswerKind], Statement | None], ...] = (_boxed, _keyed, _declared, _concluded, _mentioned)
+
+
+def _ranked(text: str, kind: AnswerKind) -> Iterator[tuple[str, str | None]]:
+    """Yield the places of a text, from statements to mentions, with the value that each states, or none."""
+    yield "a box", _boxed(text, kind)
+    yield "a JSON object", _keyed(text, kind)
+    yield "a declaration", _declared(text, kind)
+    whole = text.strip(_MARKS)
+    if kind != "letter":
+        yield "the last sentence", last_conclusion(text)
+        yield "the whole text", _whole(whole)
+        return
+    yield "bold type", _bold_letter(text[-_TAIL_CHARS:])
+    lines = [line.strip() for line in whole.splitlines() if line.strip()]
+    if lines:
+        yield "the last line", _last_letter(lines)
+        yield "the last sentence", _named_letter(lines[-1])
 
 
 def find_statement(text: str, kind: AnswerKind) -> Statement | None:
@@ -455,10 +458,9 @@ def find_statement(text: str, kind: AnswerKind) -> Statement | None:
     last_box = next(boxes(text), None)
     if last_box and last_box.content is None:
         return None
-    for find in RANKS:
-        statement = find(text, kind)
-        if statement:
-            return statement
+    for place, value in _ranked(text, kind):
+        if value:
+            return Statement(place, value)
     if last_box and last_box.content:
         return Statement(f"a box that holds no {kind}", last_box.content)
     return None
