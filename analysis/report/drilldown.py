@@ -9,7 +9,6 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -213,13 +212,11 @@ def outcome_map(rows: pd.DataFrame, cells: Sequence[dict[str, Any]]) -> dict[str
 
     `rows` are completions with their outcome; `cells` have the `id` and what else the page shows of each.
     """
-    letters = {}
-    for row in notation.rows(rows[["cell_id", "problem_id", "draw", "outcome"]]):
-        letters[row.cell_id, row.problem_id, row.draw] = LETTERS.get(row.outcome, UNGRADED)
+    letters = rows.set_index(["cell_id", "problem_id", "draw"])["outcome"].map(LETTERS).fillna(UNGRADED)
     problems = sorted(set(rows["problem_id"]))
     draws = sorted(set(rows["draw"]))
     mapped = []
     for cell in cells:
-        outcomes = [letters.get((cell["id"], *pair), ABSENT) for pair in product(problems, draws)]
-        mapped.append(cell | {"outcomes": "".join(outcomes)})
+        pairs = pd.MultiIndex.from_product([[cell["id"]], problems, draws])
+        mapped.append(cell | {"outcomes": "".join(letters.reindex(pairs, fill_value=ABSENT))})
     return {"problems": problems, "draws": draws, "cells": mapped}
