@@ -5,7 +5,7 @@ The grader and the page load slowly, and few files need them: functions import t
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -196,18 +196,17 @@ def _regraded(answers: Answers, gold: Path | None, kind: Any) -> Answers:
         for name, table in answers.items():
             if table["text"].isna().all():
                 raise UserError(f"{name} has no text: give --column text=NAME, or leave out --grades ours.")
+            table = table.assign(tags=tags_of_texts[name])
             if gold is not None:
-                table = table.assign(gold=table["problem_id"].map(golds))
-            jobs = {}  # by the row's index, so that rows that are not graded keep their places
-            for row, tags in zip(table.itertuples(), tags_of_texts[name], strict=True):
-                job = _job(row, kind, tags)
-                if job is not None:
-                    jobs[row.Index] = job
-            graded = [verdict.outcome for verdict in grader.judge([*jobs.values()])]
-            outcomes = pd.Series(graded, index=[*jobs], dtype=object).reindex(table.index)
+                table["gold"] = table["problem_id"].map(golds)
+            # Other rows have no known answer. Of a text that was cut off a server may send nothing.
+            answered = table[table["sign"].isna() & (table["text"].notna() | table["ending"].eq("length"))]
+            jobs = [_job(row, kind) for row in answered.itertuples()]
+            graded = [verdict.outcome for verdict in grader.judge(jobs)]
+            outcomes = pd.Series(graded, index=answered.index, dtype=object).reindex(table.index)
             overran = outcomes.eq("grader_timeout")  # these answers have no grade, and are not wrong
             # Also texts that `_job` has seen end in their thinking.
-            cut_off = [row for row, job in jobs.items() if job.stop_reason == "length"]
+            cut_off = answered.index[[job.stop_reason == "length" for job in jobs]]
             regraded[name] = table.assign(
                 theirs=table["correct"],
                 # 1 or 0, as the file's grades are, and NaN without a grade.
@@ -226,20 +225,21 @@ def _tags_of_texts(answers: Answers) -> dict[str, list[ThinkTags | None]]:
     file that has them, an answer and a text that was cut off look alike. There a UserError is raised if the end of a
     text is not known.
     """
-    thinking = {name: [*map(_thinking, table["text"])] for name, table in answers.items()}
+    # Of each file, by the row's index, the texts that show a thinking.
+    thinking: dict[str, Any] = {name: table["text"].map(_thinking).dropna() for name, table in answers.items()}
     usual_tags = set[ThinkTags]()  # that half of the texts of some file close
-    for of_texts in thinking.values():
-        counts = Counter(shown.tags for shown in of_texts if shown and shown.closes)
-        usual_tags.update(tags for tags, count in counts.items() if 2 * count >= len(of_texts))
+    for name, shown in thinking.items():
+        counts = Counter(text.tags for text in shown if text.closes)
+        usual_tags.update(tags for tags, count in counts.items() if 2 * count >= len(answers[name]))
     unopened = {}  # of each file, the tags of texts that close a thinking which they do not open
     opened_by_prompts = []  # such tags, of a file where prompts open the thinking
-    for name, of_texts in thinking.items():
+    for name, shown in thinking.items():
         # Without a name of thinking, and if few texts of each file close them, tags are marks of the answer.
-        thinking[name] = [shown if shown and (shown.named or shown.tags in usual_tags) else None for shown in of_texts]
-        unopened[name] = [shown.tags for shown in thinking[name] if shown and shown.closes and not shown.opens]
-        if 2 * len(unopened[name]) >= len(of_texts):
+        thinking[name] = shown[[text.named or text.tags in usual_tags for text in shown]]
+        unopened[name] = [text.tags for text in thinking[name] if text.closes and not text.opens]
+        if 2 * len(unopened[name]) >= len(answers[name]):
             opened_by_prompts.append(unopened[name][0])
-    tags_of_texts = defaultdict[str, list[ThinkTags | None]](list)
+    tags_of_texts = {}
     for name, table in answers.items():
         opened = None  # by the prompts of this file
         if unopened[name] and opened_by_prompts:
@@ -248,8 +248,8 @@ def _tags_of_texts(answers: Answers) -> dict[str, list[ThinkTags | None]]:
         elif unopened[name] or opened_by_prompts:
             # A few texts of this file close what they do not open, and half of no file's do; or none does, and half of
             # another file's do.
-            shows_none = np.array([shown is None for shown in thinking[name]])
-            if (table["text"].notna() & ~table["ending"].isin(_ENDS) & shows_none).any():
+            unknown_ends = table.index[table["text"].notna() & ~table["ending"].isin(_ENDS)]
+            if not unknown_ends.isin(thinking[name].index).all():
                 [tags, *_] = [*unopened[name], *opened_by_prompts]
                 share = f"{len(unopened[name]):,} of {len(table):,} texts close their thinking with {tags.end}"
                 raise UserError(
@@ -257,12 +257,9 @@ def _tags_of_texts(answers: Answers) -> dict[str, list[ThinkTags | None]]:
                     "alike: --column stop_reason=NAME names the column that tells them apart, or drop all thinking "
                     "from the texts."
                 )
-        for shown in thinking[name]:
-            # The tags that a text opens come first; tags that it only closes serve where the file has none.
-            if shown and (shown.opens or not opened):
-                tags_of_texts[name].append(shown.tags)
-            else:
-                tags_of_texts[name].append(opened)
+        # The tags that a text opens come first; tags that it only closes serve where the file has none.
+        shown_tags = {row: text.tags for row, text in thinking[name].items() if text.opens or not opened}
+        tags_of_texts[name] = [shown_tags.get(row, opened) for row in table.index]
     return tags_of_texts
 
 
@@ -274,13 +271,11 @@ def _thinking(text: str | None) -> Thinking | None:
     return None if text is None else thinking_of(text) or thinking_of(without_end(text), named=False)
 
 
-def _job(row: Any, kind: Any, tags: ThinkTags | None) -> Any:
-    """What to grade; None where no answer is known. Of a text that was cut off a server may send nothing."""
+def _job(row: Any, kind: Any) -> Any:
+    """What to grade of a row of answers with `tags`."""
     from kvsweep.harness.benchmarks.golds import SOLUTION_END, read_gold
-    from kvsweep.harness.grading.answers import Ungraded
+    from kvsweep.harness.grading.answers import Rule, Ungraded
 
-    if row.sign is not None or (row.text is None and row.ending != "length"):  # `sign`: of a failed request
-        return None
     place = f"{row.place}: problem {visible(row.problem_id)!r:.60}, draw {row.draw}"
     gold = row.gold
     if gold is None or gold != gold:  # NaN
@@ -294,12 +289,12 @@ def _job(row: Any, kind: Any, tags: ThinkTags | None) -> Any:
             f"{place} has the gold {visible(str(row.gold))!r:.60}, which {error}: correct it or --kind."
         ) from None
     text = row.text or ""
-    rule: dict[str, Any] = {"answer_from": "whole_text"}
+    rule = Rule(answer_from="whole_text")
     # A reason that is not understood counts as a stop: then the text alone says if it was cut off.
     stop_reason = "length" if row.ending == "length" else "stop"
-    if tags:
-        rule = {"tags": asdict(tags)}
-        if tags.closing(text) is None:  # cut off in its thinking
+    if row.tags:
+        rule = Rule(tags=row.tags)
+        if row.tags.closing(text) is None:  # cut off in its thinking
             stop_reason = "length"
     return Ungraded(text, stop_reason, gold, kind, rule)
 

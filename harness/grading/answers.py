@@ -2,9 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
-
-import msgspec
+from typing import Literal, NamedTuple
 
 from kvsweep.harness.grading.expressions import compare
 from kvsweep.harness.grading.languages import number_of_words
@@ -14,7 +12,6 @@ from kvsweep.harness.grading.values import TooMuchWork
 from kvsweep.run_files.row_types import Outcome
 from kvsweep.run_files.thinking import DEFAULT_TAGS, ThinkTags, answer_part, without_end
 
-ANSWER_KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
 AnswerFrom = Literal["after_think", "whole_text", "anywhere"]
 _MAX_ANSWER_CHARS, _MAX_GOLD_CHARS = 500, 2000
 
@@ -29,6 +26,9 @@ class Rule:
     tags: ThinkTags = DEFAULT_TAGS
 
 
+_AFTER_THINK = Rule()
+
+
 class Ungraded(NamedTuple):
     """One completion to judge: the arguments of `judge`."""
 
@@ -36,7 +36,7 @@ class Ungraded(NamedTuple):
     stop_reason: str
     gold: str
     kind: AnswerKind
-    rule: dict[str, Any] | None = None
+    rule: Rule = _AFTER_THINK
 
 
 class Verdict(NamedTuple):
@@ -49,15 +49,11 @@ class Verdict(NamedTuple):
     place: str = "nowhere"
 
 
-def judge(text: str, stop_reason: str, gold: str, kind: AnswerKind, rule: dict[str, Any] | None = None) -> Verdict:
-    """Judge one completion; one that was cut off (`stop_reason`) is truncated unless answers are read anywhere.
-
-    `rule` has the fields of `Rule` as a worker receives them, `tags` as a mapping; None for the defaults.
-    """
-    reading = msgspec.convert(rule or {}, Rule)
-    if stop_reason != "stop" and reading.answer_from != "anywhere":
+def judge(text: str, stop_reason: str, gold: str, kind: AnswerKind, rule: Rule = _AFTER_THINK) -> Verdict:
+    """Judge one completion; one that was cut off (`stop_reason`) is truncated unless answers are read anywhere."""
+    if stop_reason != "stop" and rule.answer_from != "anywhere":
         return Verdict(None, "truncated", "the completion was cut off")
-    statement = stated_answer(text, kind, reading)
+    statement = stated_answer(text, kind, rule)
     if statement is None:
         return Verdict(None, "no_answer", "no thinking that ends, no last box that closes, and no statement")
     place, answer = statement

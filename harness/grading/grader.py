@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvsweep.harness.grading.answers import ANSWER_KINDS, AnswerKind, Ungraded, Verdict, canonical_gold, judge, prepare
+import msgspec
+
+from kvsweep.harness.grading.answers import AnswerKind, Rule, Ungraded, Verdict, canonical_gold, judge, prepare
 from kvsweep.messages.command_line import counted
 from kvsweep.messages.errors import BrokenCell, OtherSchemaError, UserError
 from kvsweep.processes.workers import Workers
@@ -21,11 +23,11 @@ _KILLED = Verdict(None, "grader_timeout", "no verdict: the worker was killed")
 
 @dataclass(frozen=True, kw_only=True)
 class Standard:
-    """A cell's standard: each problem's gold, their kind, the fields of `answers.Rule`, the `grading_rule` as `id`."""
+    """A cell's standard: each problem's gold, their kind, the rule of reading, the `grading_rule` as `id`."""
 
     golds: dict[str, str]
     kind: AnswerKind
-    rule: dict[str, Any]
+    rule: Rule
     id: str
 
     def job(self, row: Completion) -> Ungraded:
@@ -148,14 +150,18 @@ def _stored_grades(stored: StoredCell, shard: Shard) -> tuple[dict[row_types.Pai
 
 
 def standard_of(cell: Mapping[str, Any], golds: dict[str, str]) -> Standard:
-    """The standard that a cell's settings (`cell.yaml`) name, with these golds by problem_id."""
+    """The standard that a cell's settings (`cell.yaml`) name, with these golds by problem_id.
+
+    Raises msgspec's ValidationError for a kind of answer, or a way to read it, that is unknown here.
+    """
     benchmark, model = cell["benchmark"], cell.get("model", {})
     tags = {}
     for name in ("start", "end"):
         if f"think_{name}" in model:
             tags[name] = model[f"think_{name}"]
     rule = {"answer_from": benchmark.get("answer_from", "after_think"), "tags": tags}
-    return Standard(golds=golds, kind=benchmark["answer_kind"], rule=rule, id=row_types.grading_rule(cell))
+    standard = {"golds": golds, "kind": benchmark["answer_kind"], "rule": rule, "id": row_types.grading_rule(cell)}
+    return msgspec.convert(standard, Standard)
 
 
 def read_standard(directory: Path) -> Standard:
@@ -165,9 +171,10 @@ def read_standard(directory: Path) -> Standard:
         standard = standard_of(StoredCell(directory).settings, {})
     except (KeyError, TypeError, AttributeError):
         raise UserError(f"{path} names no benchmark.answer_kind; restore the file or run the cell again.") from None
-    if standard.kind not in ANSWER_KINDS:
-        unknown = f"names answer_kind {standard.kind!r}, which must be one of {', '.join(ANSWER_KINDS)}"
-        raise UserError(f"{path} {unknown}; grade it with the version that ran it.")
+    except msgspec.ValidationError as error:
+        raise UserError(
+            f"{path} has an answer_kind or answer_from of another version ({error}); grade it with that one."
+        ) from None
     return replace(standard, golds=_read_golds(StoredCell(directory), standard.kind))
 
 

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.harness.benchmarks.load import load_problems, question_hash
 from kvsweep.harness.decode.request import Branch, Request
-from kvsweep.harness.grading.answers import AnswerKind, Ungraded, canonical_gold
+from kvsweep.harness.grading.answers import AnswerKind, Rule, Ungraded, canonical_gold
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.predictor.recipe import PredictorSettings, read_manifest
@@ -150,7 +150,7 @@ def written_traces(settings: PredictorSettings, stored_questions: Questions) -> 
     with Grader(workers=1) as grader:
         for _, completion in tqdm(engine.generate(requests), total=len(requests), desc="traces"):
             name = completion.problem_id
-            rule = {"tags": asdict(model.config.tags)}
+            rule = Rule(tags=model.config.tags)
             [verdict] = grader.judge([Ungraded(completion.text, completion.stop_reason, golds[name], kind, rule=rule)])
             yield graded_trace(completion, model, prompts[name], verdict.outcome == "correct")
 
@@ -264,7 +264,7 @@ def _imported_texts(source: Path, settings: PredictorSettings) -> Iterator[Trace
             gold = str(row.gold)
             # A file names no kind of answer.
             kind: AnswerKind = "expression" if canonical_gold(gold, "integer") is None else "integer"
-            [verdict] = grader.judge([Ungraded(answer, "stop", gold, kind, rule={"answer_from": "whole_text"})])
+            [verdict] = grader.judge([Ungraded(answer, "stop", gold, kind, rule=Rule(answer_from="whole_text"))])
             yield replace(trace, kept=verdict.outcome == "correct")
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from kvsweep.harness.grading.answers import AnswerKind, Ungraded
+from kvsweep.harness.grading.answers import AnswerKind, Rule, Ungraded
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.processes.workers import Workers
 
@@ -202,7 +202,7 @@ def hostile(count: int, grader: Grader) -> dict[str, object]:
 
 
 def _job(text: str, gold: str, kind: AnswerKind) -> Ungraded:
-    return Ungraded(text=text, stop_reason="stop", gold=gold, kind=kind, rule={"answer_from": "whole_text"})
+    return Ungraded(text=text, stop_reason="stop", gold=gold, kind=kind, rule=Rule(answer_from="whole_text"))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 
 import sympy
 
-from kvsweep.harness.grading.answers import Ungraded
+from kvsweep.harness.grading.answers import Rule, Ungraded
 from kvsweep.harness.grading.grader import Grader
 
 SYMBOLS = dict(zip("xyztw", sympy.symbols("x y z t w"), strict=True))
@@ -301,7 +301,7 @@ def golds(paths: Iterable[Path], seed: int = 0) -> Iterator[Case]:
 
 def measured(made: Iterable[Case], pool: Grader) -> dict[str, int]:
     """Judge all answers of the cases in the workers of a pool; print what went wrong, by kind, with an example each."""
-    rule = {"answer_from": "whole_text"}
+    rule = Rule(answer_from="whole_text")
     rows = []
     for case in made:
         rows += [(case, False, mutant) for mutant in case.mutants] + [(case, True, right) for right in case.rewrites]

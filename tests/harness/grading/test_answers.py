@@ -114,11 +114,11 @@ class TestReports:
 
     @reported("accepted")
     def test_the_same(self, text, gold, kind):
-        assert judge(text, "stop", gold, kind, {"answer_from": "whole_text"}).outcome == "correct"
+        assert judge(text, "stop", gold, kind, Rule(answer_from="whole_text")).outcome == "correct"
 
     @reported("rejected")
     def test_something_else(self, text, gold, kind):
-        assert judge(text, "stop", gold, kind, {"answer_from": "whole_text"}).outcome != "correct"
+        assert judge(text, "stop", gold, kind, Rule(answer_from="whole_text")).outcome != "correct"
 
     @pytest.mark.parametrize(("kind", "pattern", "example"), DECLARATIONS, ids=[row[2] for row in DECLARATIONS])
     def test_every_declaration_declares_its_example(self, kind, pattern, example):
@@ -210,7 +210,7 @@ class TestRule:
         tags = ThinkTags(start="<|begin_of_thought|>", end="<|end_of_thought|>")
         text = "<|begin_of_thought|>\\boxed{4}</think><|end_of_thought|>\\boxed{5}"
         assert answer_part(text, tags) == "\\boxed{5}"
-        assert judge(text, "stop", "5", "integer", {"tags": {"start": tags.start, "end": tags.end}})[1] == "correct"
+        assert judge(text, "stop", "5", "integer", Rule(tags=tags))[1] == "correct"
 
     @pytest.mark.parametrize(
         ("text", "stop_reason", "gold", "kind"),
@@ -222,7 +222,7 @@ class TestRule:
     )
     def test_an_answer_anywhere_counts_where_the_authors_grader_reads_it(self, text, stop_reason, gold, kind):
         assert judge(text, stop_reason, gold, kind)[1] != "correct"
-        assert judge(text, stop_reason, gold, kind, {"answer_from": "anywhere"})[1] == "correct"
+        assert judge(text, stop_reason, gold, kind, Rule(answer_from="anywhere"))[1] == "correct"
 
     def test_a_cell_says_how_it_is_read(self, tmp_path):
         (tmp_path / "cell.yaml").write_text(
@@ -230,10 +230,7 @@ class TestRule:
             "model: {think_start: <a>, think_end: </a>}\n"
         )
         (tmp_path / "problems.jsonl").touch()
-        assert read_standard(tmp_path).rule == {
-            "answer_from": "whole_text",
-            "tags": {"start": "<a>", "end": "</a>"},
-        }
+        assert read_standard(tmp_path).rule == Rule(answer_from="whole_text", tags=ThinkTags(start="<a>", end="</a>"))
 
 
 class TestWorkers:
@@ -241,7 +238,7 @@ class TestWorkers:
     def test_hostile_texts_neither_hang_nor_crash(self):
         """The long form: scripts/study/grade_audit.py --hostile 10000."""
         texts = hostile_texts(40, seed=1)
-        rule = {"answer_from": "whole_text"}
+        rule = Rule(answer_from="whole_text")
         jobs = [
             Ungraded(text=text, stop_reason="stop", gold=gold, kind=kind, rule=rule)  # type: ignore[arg-type]
             for text in texts
@@ -253,7 +250,7 @@ class TestWorkers:
 
     def test_a_text_that_eats_memory_or_time_costs_its_row_alone(self):
         texts = [r"\boxed{5}", r"\boxed{9^{9^{9^{9}}}}", r"\boxed{5}"]
-        rule = {"answer_from": "whole_text"}
+        rule = Rule(answer_from="whole_text")
         jobs = [Ungraded(text=text, stop_reason="stop", gold="5", kind="expression", rule=rule) for text in texts]
         with Grader(workers=1, timeout_s=10) as grader:
             outcomes = [reply.outcome for reply in grader.judge(jobs)]

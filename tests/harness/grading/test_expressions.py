@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsweep.harness.grading.answers import judge
+from kvsweep.harness.grading.answers import Rule, judge
 from kvsweep.harness.grading.expressions import compare
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.grading.spelling import SPELLINGS, STYLES, readable
 from scripts.study import grade_mutants as mutants
 
-RULE = {"answer_from": "whole_text"}
+RULE = Rule(answer_from="whole_text")
 
 
 class TestFoundOnOtherData:
