@@ -287,7 +287,7 @@ class Engine:
         positions = self.table.positions[:live]
         positions += 1  # in the table too: the positions of the tokens that are drawn now
         draw = self.cache.operations.draw_tokens
-        drawn = draw(logits, self.table.streams[:live], positions, **cuts(self.decoding.sampling))
+        drawn = draw(logits, self.table.streams[:live], positions, **cuts(self.decoding))
         written = self.table.append(drawn)
         self.clock.steps += 1
         self.clock.tokens += live

@@ -168,7 +168,7 @@ class Peer:
 
     @torch.inference_mode()
     def generate(self, batch: int) -> int:
-        sampling, tokens = self.decoding.sampling, 0
+        sampling, tokens = self.decoding, 0
         for ids, mask in self.batches(batch):
             written = self.network.generate(
                 ids,
@@ -215,7 +215,7 @@ class Peer:
             if int((mask.sum(-1) - questions).max()) > self.policy.budget:
                 mask, scores = self.evict(cache, mask, scores, questions)
             logits = self.network.lm_head(output.last_hidden_state[:, -1])
-            token = inverse_cdf(logits, self.uniform(positions[:, -1] + 1), **cuts(self.decoding.sampling))
+            token = inverse_cdf(logits, self.uniform(positions[:, -1] + 1), **cuts(self.decoding))
             written.append(token)
             done |= torch.isin(token, self.stops)
             feed, positions = token[:, None], positions[:, -1:] + 1

@@ -407,7 +407,7 @@ def test_a_killed_grid_resumes_to_the_same_completions(examples):
             rest = [r for r in (without(r, stored) for r in requests) if r.branches]
             if not rest:
                 break
-            decoding = DecodingConfig(name="test", max_new_tokens=max_new_tokens, sampling=T1)
+            decoding = DecodingConfig(name="test", max_new_tokens=max_new_tokens, **vars(T1))
             engine = Engine(rest, BreakingModel(breaks_at=failure), decoding=decoding, seed=0, slots=count)
             with suppress(BrokenError):
                 for cell_id, completion in itertools.islice(engine.generate(rest), kill):
@@ -472,7 +472,7 @@ def test_questions_in_chunks_or_side_by_side_give_the_same_completions(networks)
 def test_a_long_question_does_not_stop_the_others(networks):
     _, model = networks
     [short, long] = ask(prompts(4, 60), FULL)
-    decoding = DecodingConfig(name="test", max_new_tokens=40, sampling=GREEDY)
+    decoding = DecodingConfig(name="test", max_new_tokens=40, **vars(GREEDY))
     engine = Engine([short, long], model, decoding=decoding, seed=0, slots=2)
     engine.prefiller.step_tokens = 6
     generator = engine.generate([short, long])

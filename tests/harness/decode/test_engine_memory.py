@@ -128,7 +128,7 @@ def test_the_second_group_gets_the_memory_of_the_first(
 
 
 def decoding(tokens: int, **options: Any) -> DecodingConfig:
-    return DecodingConfig(name="d", max_new_tokens=tokens, sampling=SamplingConfig(temperature=0.6), **options)
+    return DecodingConfig(name="d", max_new_tokens=tokens, temperature=0.6, **options)
 
 
 def test_an_h100_holds_192_slots_of_the_papers_heatmap():

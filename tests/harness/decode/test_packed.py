@@ -9,7 +9,7 @@ from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.rkv import RKV
 from kvsweep.compression.policies.window import Window
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
+from kvsweep.harness.decode.request import Branch, DecodingConfig, Request
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.settings import WEIGHTS
@@ -20,7 +20,7 @@ POLICIES = [
     Window(name="window", keep_ratio=0.5, local_window=16, budget=40),
     RKV(name="rkv", keep_ratio=0.3, local_window=12, budget=36, observation_window=4),
 ]
-DECODING = DecodingConfig(name="test", max_new_tokens=LIMIT, sampling=SamplingConfig(temperature=1.0))
+DECODING = DecodingConfig(name="test", max_new_tokens=LIMIT, temperature=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_texts_do_not_depend_on_the_batch(model, settings):
 @pytest.mark.slow
 def test_a_residual_as_long_as_the_text_changes_nothing_but_rounding(model):
     """Every row is then among the newest, rotated; so greedy texts are the unpacked ones."""
-    greedy = DecodingConfig(name="test", max_new_tokens=LIMIT, sampling=SamplingConfig(temperature=0))
+    greedy = DecodingConfig(name="test", max_new_tokens=LIMIT, temperature=0)
     found = []
     for cache in (UNPACKED, CacheConfig(bits=2, residual=120), CacheConfig(bits=2, residual=120, scheme="kivi")):
         engine = Engine(list(requests(3)), model, decoding=greedy, seed=0, slots=4, cache=cache)
