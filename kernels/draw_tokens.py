@@ -27,8 +27,6 @@ def draw_tokens(
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     drawn = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    how: dict[str, int] = {"TOP_P": top_p < 1, "TOP_K": 0 < top_k < vocabulary, "K_FIRST": k_first}
-    how |= {"SHIFT": ZERO_BITS[logits.dtype], "BLOCK": min(BLOCK, triton.next_power_of_2(vocabulary))}
     _draw[(rows,)](
         logits,
         vocabulary,
@@ -39,8 +37,12 @@ def draw_tokens(
         temperature,
         top_p,
         top_k,
+        TOP_P=top_p < 1,
+        TOP_K=0 < top_k < vocabulary,
+        K_FIRST=k_first,
+        SHIFT=ZERO_BITS[logits.dtype],
+        BLOCK=min(BLOCK, triton.next_power_of_2(vocabulary)),
         num_warps=WARPS,
-        **how,
     )
     return drawn
 
@@ -53,99 +55,96 @@ def _draw(
     """Draw the token of one row: find the largest logit, then the lowest rank that stays, then the number's place."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride_row
+    inside = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     for start in range(0, vocabulary, BLOCK):
-        best = tl.maximum(best, _logits(logits, start, vocabulary, BLOCK))
-    peak = tl.max(best)
+        best = tl.maximum(best, _logits(logits, start + inside, vocabulary))
+    tokens = logits, vocabulary, tl.max(best), temperature, SHIFT, inside  # what all functions below read
     edge = tl.full([], -(1 << (31 - SHIFT)), tl.int32)  # the lowest rank: all are kept
-    # The flags of `_edge` say whether it searches by weight, and whether by number.
     if TOP_K and (K_FIRST or not TOP_P):  # else one search below finds both edges
-        edge = _edge(logits, vocabulary, peak, temperature, 0.0, top_k, False, True, SHIFT, BLOCK)
+        edge = _edge(tokens, None, top_k)
     if TOP_P:  # of the sum of the weights that are kept so far, since they are not divided by it
-        over, many = _kept(logits, vocabulary, peak, temperature, edge, SHIFT, BLOCK)
+        over, many = _kept(tokens, edge)
         if TOP_K and K_FIRST:
             # Among tokens that equal the k-th largest, count only as many as fit into k.
-            above, fewer = _kept(logits, vocabulary, peak, temperature, edge + 1, SHIFT, BLOCK)
+            above, fewer = _kept(tokens, edge + 1)
             over = above + (over - above) * ((top_k - fewer).to(tl.float64) / (many - fewer).to(tl.float64))
-            edge = tl.maximum(
-                edge, _edge(logits, vocabulary, peak, temperature, over * top_p, top_k, True, False, SHIFT, BLOCK)
-            )
+            edge = tl.maximum(edge, _edge(tokens, over * top_p, None))
         else:
-            edge = _edge(logits, vocabulary, peak, temperature, over * top_p, top_k, True, TOP_K, SHIFT, BLOCK)
+            edge = _edge(tokens, over * top_p, top_k if TOP_K else None)
     number = _uniform(tl.load(keys + row), tl.load(counters + row))
-    tl.store(drawn + row, _inverse(logits, vocabulary, peak, temperature, edge, number, SHIFT, BLOCK))
+    tl.store(drawn + row, _inverse(tokens, edge, number))
 
 
 @triton.jit
-def _logits(logits, start, vocabulary, BLOCK: tl.constexpr):
-    places = start + tl.arange(0, BLOCK)
+def _logits(logits, places, vocabulary):
     return tl.load(logits + places, mask=places < vocabulary, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
-def _weights(logits, start, vocabulary, peak, temperature, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+def _weights(tokens, start):
     """Return ranks and weights of a block's tokens. A rank is a whole number, ordered as the logits."""
-    x = _logits(logits, start, vocabulary, BLOCK)
+    logits, vocabulary, peak, temperature, shift, inside = tokens
+    x = _logits(logits, start + inside, vocabulary)
     weights = tl.exp(tl.div_rn(x, temperature) - tl.div_rn(peak, temperature))
     bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)  # zero for zero and minus zero
     # A float's bits grow with its size, so those of negative numbers are turned round, all but the sign. The bits that
     # are zero in this dtype are shifted out.
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT, weights
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> shift, weights
 
 
 @triton.jit
-def _kept(logits, vocabulary, peak, temperature, edge, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+def _kept(tokens, edge):
     """Return the sum of weights and the number of tokens from a rank on."""
-    weight, number = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
-    for start in range(0, vocabulary, BLOCK):
-        ranks, weights = _weights(logits, start, vocabulary, peak, temperature, SHIFT, BLOCK)
+    _, vocabulary, _, _, _, inside = tokens
+    weight, number = tl.zeros(inside.shape, tl.float32), tl.zeros(inside.shape, tl.int32)
+    for start in range(0, vocabulary, inside.shape[0]):
+        ranks, weights = _weights(tokens, start)
         weight += tl.where(ranks >= edge, weights, 0.0)
         number += (ranks >= edge).to(tl.int32)
     return tl.sum(weight.to(tl.float64)), tl.sum(number)
 
 
 @triton.jit
-def _edge(
-    logits, vocabulary, peak, temperature, most, many,
-    BY_WEIGHT: tl.constexpr, BY_NUMBER: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Return the lowest rank above which the tokens weigh less than `most`, are fewer than `many`, or both.
+def _edge(tokens, most, many):
+    """Return the lowest rank above which the tokens weigh less than `most` and are fewer than `many`, if not None.
 
     A 4-way search: each reading of the row tests three ranks and finds two bits of the result.
     """
-    low = tl.full([], -(1 << (31 - SHIFT)), tl.int32)
-    quarter = tl.full([], 1 << (30 - SHIFT), tl.int32)
-    for _ in range((32 - SHIFT) // 2):
+    _, vocabulary, _, _, shift, inside = tokens
+    low = tl.full([], -(1 << (31 - shift)), tl.int32)
+    quarter = tl.full([], 1 << (30 - shift), tl.int32)
+    for _ in range((32 - shift) // 2):
         first, second, third = low + (quarter - 1), low + (2 * quarter - 1), low + (2 * quarter - 1) + quarter
-        weight_1, weight_2, weight_3 = (tl.zeros([BLOCK], tl.float32),) * 3
-        number_1, number_2, number_3 = (tl.zeros([BLOCK], tl.int32),) * 3
-        for start in range(0, vocabulary, BLOCK):
-            ranks, weights = _weights(logits, start, vocabulary, peak, temperature, SHIFT, BLOCK)
-            if BY_WEIGHT:
+        weight_1, weight_2, weight_3 = (tl.zeros(inside.shape, tl.float32),) * 3
+        number_1, number_2, number_3 = (tl.zeros(inside.shape, tl.int32),) * 3
+        for start in range(0, vocabulary, inside.shape[0]):
+            ranks, weights = _weights(tokens, start)
+            if most is not None:
                 weight_1 += tl.where(ranks > first, weights, 0.0)
                 weight_2 += tl.where(ranks > second, weights, 0.0)
                 weight_3 += tl.where(ranks > third, weights, 0.0)
-            if BY_NUMBER:
+            if many is not None:
                 number_1 += (ranks > first).to(tl.int32)
                 number_2 += (ranks > second).to(tl.int32)
                 number_3 += (ranks > third).to(tl.int32)
         # `low` rises by as many quarters as thresholds have too many tokens above them.
         low += quarter * (
-            _too_many(weight_1, number_1, most, many, BY_WEIGHT, BY_NUMBER)
-            + _too_many(weight_2, number_2, most, many, BY_WEIGHT, BY_NUMBER)
-            + _too_many(weight_3, number_3, most, many, BY_WEIGHT, BY_NUMBER)
+            _too_many(weight_1, number_1, most, many)
+            + _too_many(weight_2, number_2, most, many)
+            + _too_many(weight_3, number_3, most, many)
         )
         quarter = quarter >> 2
     return low
 
 
 @triton.jit
-def _too_many(weight, number, most, many, BY_WEIGHT: tl.constexpr, BY_NUMBER: tl.constexpr):
+def _too_many(weight, number, most, many):
     """Return 1 if the tokens above a rank weigh `most` or more, or are `many` or more, else 0."""
     found = tl.full([], 0, tl.int32)
-    if BY_WEIGHT:
+    if most is not None:
         found = found | (tl.sum(weight.to(tl.float64)) >= most).to(tl.int32)
-    if BY_NUMBER:
+    if many is not None:
         found = found | (tl.sum(number) >= many).to(tl.int32)
     return found
 
@@ -161,32 +160,31 @@ def _uniform(key, counter):
 
 
 @triton.jit
-def _inverse(logits, vocabulary, peak, temperature, edge, number, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+def _inverse(tokens, edge, number):
     """Return the token where the cumulative weights from a rank on, in vocabulary order, pass a share of the sum."""
+    _, vocabulary, _, _, _, inside = tokens
+    block = inside.shape[0]
     total = tl.full([], 0, tl.float64)
-    for start in range(0, vocabulary, BLOCK):
-        total += _block_sum(logits, start, vocabulary, peak, temperature, edge, SHIFT, BLOCK)
+    for start in range(0, vocabulary, block):
+        total += _block_sum(tokens, start, edge)
     # First the block in which the sum passes the target (`passed` blocks lie before it), then the token in this block.
     target, sum_, before = number * total, tl.full([], 0, tl.float64), tl.full([], 0, tl.float64)
     passed = tl.full([], 0, tl.int32)
-    for start in range(0, vocabulary, BLOCK):
-        sum_ += _block_sum(logits, start, vocabulary, peak, temperature, edge, SHIFT, BLOCK)
+    for start in range(0, vocabulary, block):
+        sum_ += _block_sum(tokens, start, edge)
         below = (sum_ <= target) & (sum_ < total)  # never true for the last block with a weight
         before = tl.where(below, sum_, before)
         passed += below.to(tl.int32)
-    start = passed * BLOCK
-    ranks, weights = _weights(logits, start, vocabulary, peak, temperature, SHIFT, BLOCK)
+    start = passed * block
+    ranks, weights = _weights(tokens, start)
     kept = tl.where(ranks >= edge, weights, 0.0)
     beyond = (before + tl.cumsum(kept.to(tl.float64), 0) > target) & (kept > 0)
-    inside = tl.arange(0, BLOCK)
-    first, last = tl.min(tl.where(beyond, inside, BLOCK)), tl.max(tl.where(kept > 0, inside, 0))
+    first, last = tl.min(tl.where(beyond, inside, block)), tl.max(tl.where(kept > 0, inside, 0))
     # The block's sum and its last cumulative sum may round to different sides of the target.
     return tl.minimum(start + tl.minimum(first, last), vocabulary - 1).to(tl.int64)
 
 
 @triton.jit
-def _block_sum(
-    logits, start, vocabulary, peak, temperature, edge, SHIFT: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    ranks, weights = _weights(logits, start, vocabulary, peak, temperature, SHIFT, BLOCK)
+def _block_sum(tokens, start, edge):
+    ranks, weights = _weights(tokens, start)
     return tl.sum(tl.where(ranks >= edge, weights, 0.0).to(tl.float64))
