@@ -21,6 +21,7 @@ from typing import Any
 import click
 from click import option
 from click.shell_completion import CompletionItem, shell_complete
+from click.types import FuncParamType
 
 from kvsweep.annexes import annex
 from kvsweep.messages.command_line import GOES_ON, check_engine, did_you_mean, one_sentence
@@ -114,7 +115,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if words and not name and not asks_help:
             # Letters and dashes alone are meant as a command's name; a sweep's words have other signs.
             if re.fullmatch(r"\w([\w-]*\w)?", first):
-                raise UserError(_no_command(first))
+                commands = ", ".join(sorted(program.commands))
+                near = did_you_mean(first, program.commands)
+                hint = f"{near}Choose from {commands}, or write KEY=VALUE words for a sweep."
+                raise UserError(f"{first} is no command: {hint}")
             from kvsweep.harness.command import sweep
 
             sweep(words)
@@ -139,38 +143,28 @@ def _find_temporary_folder() -> None:
         os.environ["TMPDIR"] = _SHARED_MEMORY
 
 
-def _no_command(word: str) -> str:
-    commands = ", ".join(sorted(program.commands))
-    hint = f"{did_you_mean(word, program.commands)}Choose from {commands}, or write KEY=VALUE words for a sweep."
-    return f"{word} is no command: {hint}"
-
-
-class _Place(click.Path):
+def _place(text: str) -> Path:
     """A path; a shell leaves the `~` of `--out=~/x` as it is."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        return Path(at_home(str(value)))
+    return Path(at_home(text))
 
 
-class _File(_Place):
+def _new_file(text: str) -> Path:
     """A file to write, in a folder that is there."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = super().convert(value, param, ctx)
-        if path.is_dir() or not path.parent.is_dir():
-            self.fail(f"{path} is a folder, or would lie in none: name a file in a folder that is there.", param, ctx)
-        return path
+    path = _place(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise click.BadParameter(f"{path} is a folder, or would lie in none: name a file in a folder that is there.")
+    return path
 
 
 class _Number(click.FloatRange):
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = super().convert(value, param, ctx)
+    def convert(self, *arguments: Any) -> float:
+        number = super().convert(*arguments)
         if math.isnan(number):  # which no bound refuses
-            self.fail(f"{value} is no number.", param, ctx)
+            raise click.BadParameter("nan is no number.")
         return number
 
 
-_PLACE, _FILE = _Place(), _File()
+_PLACE, _FILE = FuncParamType(_place), FuncParamType(_new_file)
 _PLACE.name = "dir"  # what the help shows as its value
 _FILE.name = "file"
 _POINTS = _Number(0, 100, min_open=True, max_open=True)
@@ -417,10 +411,9 @@ def export(**options: Any) -> None:
     if form == "parquet":
         export_run(**options)
         return
-    of_parquet = {"--token-ids": "ids", "--push-to-hub": "push_to_hub", "--public": "public"}
-    for word, name in of_parquet.items():
+    for name in ("ids", "push_to_hub", "public"):
         if options.pop(name):
-            raise UserError(f"{word} goes with --format parquet alone: leave it out.")
+            raise UserError("--token-ids, --push-to-hub and --public go with --format parquet alone: leave them out.")
     print(export_as(form, **options))
 
 
@@ -534,7 +527,7 @@ def policy(**options: Any) -> None:
 @option("--steps", metavar="A-B,C-D", help="First and last token of each step, counted in the thinking from 0.")
 @option("--find", metavar="REGEX", help="The steps to attribute; by default equations with what they state.")
 @option("--map", metavar="NAME", help="attribution: a colour map of matplotlib (RdBu; RdYlGn is the paper's).")
-@option("--out", type=_PLACE, default=Path("trace"), help="Folder for the files.")
+@option("--out", type=_PLACE, default="trace", help="Folder for the files.")
 def trace(**options: Any) -> None:
     """Pictures of one completion, with its numbers.
 

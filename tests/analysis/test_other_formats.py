@@ -70,7 +70,7 @@ def test_records_of_every_eval_ever_have_pass_at_1_and_its_error(run, kvsweep):
 
 
 def test_what_goes_with_parquet_alone_is_refused(run, refused):
-    assert "--token-ids goes with --format parquet alone" in refused("export", run, "--format", "eee", "--token-ids")
+    assert "go with --format parquet alone" in refused("export", run, "--format", "eee", "--token-ids")
     assert "--cell nope is not in" in refused("export", run, "--format", "eee", "--cell", "nope")
 
 
