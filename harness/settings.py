@@ -27,7 +27,7 @@ from kvsweep.harness.overrides import hydra_overrides, quoted
 from kvsweep.messages.checked import checked
 from kvsweep.messages.command_line import did_you_mean
 from kvsweep.messages.errors import UserError
-from kvsweep.messages.escape import folder_below
+from kvsweep.messages.escape import each_text, folder_below
 from kvsweep.run_files.safe_files import at_home
 
 WEIGHTS = Path(__file__).resolve().parent / "toy" / "weights"
@@ -241,18 +241,7 @@ def plain(node: Any) -> dict[str, Any]:
     values: Any = node
     if OmegaConf.is_config(node):
         values = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
-    return _at_home(values)
-
-
-def _at_home(value: Any) -> Any:
-    """Return a value with `at_home` of each text in it."""
-    if isinstance(value, str):
-        return at_home(value)
-    if isinstance(value, Mapping):
-        return {name: _at_home(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_at_home(item) for item in value]
-    return value
+    return each_text(at_home, values)
 
 
 @contextmanager

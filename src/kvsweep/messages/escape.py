@@ -1,6 +1,7 @@
 """Make text from data safe for a terminal, a line, a table, a file name or a folder."""
 
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,25 @@ def visible(text: str) -> str:
     return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def each_text(change: Callable[[str], str], value: Any) -> Any:
+    """Return the value with a change of each text in it, keys too; dictionaries and lists may nest."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {each_text(change, name): each_text(change, item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [each_text(change, item) for item in value]
+    return value
+
+
 def in_one_line(value: Any) -> Any:
     """Return the value with each text `visible`, on one line, at most `LONGEST_TEXT` characters; lists may nest."""
-    if isinstance(value, str):
-        text = visible(" ".join(value[: 2 * LONGEST_TEXT].splitlines()))
-        if len(text) > LONGEST_TEXT:
-            return f"{text[:LONGEST_TEXT]}…"
-        return text
-    if isinstance(value, dict):
-        return {in_one_line(name): in_one_line(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [in_one_line(item) for item in value]
-    return value
+    return each_text(_line, value)
+
+
+def _line(text: str) -> str:
+    line = visible(" ".join(text[: 2 * LONGEST_TEXT].splitlines()))
+    return line if len(line) <= LONGEST_TEXT else f"{line[:LONGEST_TEXT]}…"
 
 
 def csv_cell(value: Any) -> Any:
