@@ -25,7 +25,6 @@ from kvsweep.harness import settings
 from kvsweep.harness.overrides import hydra_overrides
 from kvsweep.harness.rounds import run
 from kvsweep.harness.sweep.card import AssumeConfig, CostConfig
-from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.grid import policy_file
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.launch import Inline, Launcher, split
@@ -36,6 +35,7 @@ from kvsweep.harness.sweep.unused import refuse_unused, unused_settings
 from kvsweep.harness.toy.tasks import problems
 from kvsweep.messages.checked import checked
 from kvsweep.messages.errors import UserError, plain_disk_errors
+from kvsweep.run_files.row_types import Shard
 from kvsweep.run_files.run_reader import read_cells
 
 TEMPLATE = Path(__file__).resolve().parent / "template"
@@ -43,10 +43,10 @@ TEMPLATE = Path(__file__).resolve().parent / "template"
 _NAMES_CELLS = ("policy", "grid", "experiment")
 _NAMES_MODEL = ("model=", "model.name=", "experiment=")
 # Hydra's options that a sweep cannot have, by their shortest forms.
-_REFUSED = dict.fromkeys(
-    ("--config-n", "-cn"), "a sweep has one configuration; experiment=NAME chooses what changes it"
-)
-_REFUSED |= {"--experimental-rerun": "provenance.json of a cell has the command to run again"}
+_REFUSED: dict[str | tuple[str, ...], str] = {
+    ("--config-n", "-cn"): "a sweep has one configuration; experiment=NAME chooses what changes it",
+    "--experimental-rerun": "provenance.json of a cell has the command to run again",
+}
 
 
 def sweep(words: Sequence[str]) -> None:
@@ -55,12 +55,11 @@ def sweep(words: Sequence[str]) -> None:
         for word in words:
             if word.startswith(option):
                 raise UserError(f"{word} is no option here: {instead}.")
-    sys.argv = ["kvsweep", *words]
+    dry_run = "--dry-run" in words
+    # Hydra, which would refuse an option that it does not know, takes the words from here.
+    sys.argv = ["kvsweep", *(word for word in words if word != "--dry-run")]
     # Without this Hydra prints its own errors and exits with code 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    # Hydra would refuse an option that it does not know.
-    dry_run = "--dry-run" in sys.argv
-    sys.argv = [argument for argument in sys.argv if argument != "--dry-run"]
     with artifacts.planning() if dry_run else nullcontext():
         jobs, launcher, plan = collect_jobs()
     if not jobs:  # Hydra printed what was asked for, as by --cfg or --info
@@ -162,33 +161,28 @@ def _without_others_settings(config: DictConfig) -> dict[str, str]:
 def _without_shared_cells(jobs: Sequence[Job], plan: ReplayPlan) -> list[Job]:
     """Return the jobs without cells that an equal job before them has; refuse unequal jobs that share cells."""
     remaining: list[Job] = []
+    first_jobs: dict[tuple[Path, Shard, str], Job] = {}  # of each cell
+    notes: set[str] = set()
     for job in jobs:
-        for earlier in remaining:
-            if (job.run_directory, job.shard) == (earlier.run_directory, earlier.shard):
-                job = replace(job, cells=_cells_to_decode(job, earlier, plan))
-        if job.cells:
-            remaining.append(job)
+        rest = []
+        for cell in job.cells:
+            first = first_jobs.setdefault((job.run_directory, job.shard, cell.cell_id), job)
+            if first is job:
+                rest.append(cell)
+                continue
+            differing = job.differing(first)
+            if differing:
+                both = f"{job.name}: two jobs of this command have the same cells and differ in {', '.join(differing)}"
+                raise UserError(f"{both}: give one value, or start one command after the other.")
+            if job.benchmark.name != first.benchmark.name:
+                notes.add(f"benchmark={job.benchmark.name} asks the problems of benchmark={first.benchmark.name}")
+        # Rounds and replays compare a job's cells with its full cache, so such a job stays whole, unless all of its
+        # cells are shared.
+        if rest:
+            remaining.append(job if job.rounds or plan.wanted else replace(job, cells=tuple(rest)))
+    for note in sorted(notes):
+        print(f"note: {note}: their cells are the same, and are decoded once.", file=sys.stderr)
     return remaining
-
-
-def _cells_to_decode(job: Job, earlier: Job, plan: ReplayPlan) -> tuple[Cell, ...]:
-    """Return the job's cells without those of an earlier job of its folder; refuse unequal jobs that share cells."""
-    earlier_ids = {cell.cell_id for cell in earlier.cells}
-    rest = tuple(cell for cell in job.cells if cell.cell_id not in earlier_ids)
-    if len(rest) == len(job.cells):
-        return rest
-    differing = job.differing(earlier)
-    if differing:
-        both = f"{job.name}: two jobs of this command have the same cells and differ in {', '.join(differing)}"
-        raise UserError(f"{both}: give one value, or start one command after the other.")
-    # Rounds and replays compare a job's cells with its full cache, so such a job stays whole, unless all of its cells
-    # are shared.
-    if rest and (job.rounds or plan.wanted):
-        return job.cells
-    if job.benchmark.name != earlier.benchmark.name:
-        alike = f"benchmark={job.benchmark.name} asks the problems of benchmark={earlier.benchmark.name}"
-        print(f"note: {alike}: their cells are the same, and are decoded once.", file=sys.stderr)
-    return rest
 
 
 def _complete(config: DictConfig) -> list[str]:
