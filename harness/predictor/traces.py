@@ -282,9 +282,9 @@ def _rows_by_pair(source: Path) -> dict[row_types.Pair, tuple[str, TextRow]]:
 
     Rows of one question share the first one's id, to be held out together.
     """
-    ids = dict[str, str]()  # of the first row of each question
+    ids = {}  # of the first row of each question
     counts = Counter[str]()  # of the rows with an id: the draw of the next, if it names none
-    rows = dict[row_types.Pair, tuple[str, TextRow]]()
+    rows = {}
     for where, row in texts_of_file(source):
         if row.gold is None and row.correct is None:
             raise UserError(f"{where} must name problem, text, and gold or correct.")

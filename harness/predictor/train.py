@@ -116,9 +116,9 @@ def fit_shard(
 ) -> int:
     """Fit one shard's traces that are not held out; return the number of their tokens with a label."""
     device = next(head.parameters()).device
-    states = list[Tensor]()
+    states = []
     targets = list[Tensor]()
-    owners = list[Tensor]()  # the number of its trace for each token
+    owners = []  # the number of its trace for each token
     for trace in traces:
         if trace.held_out:
             continue

@@ -16,7 +16,7 @@ from kvsweep.run_files.safe_files import at_home
 
 def replay(directory: Path, overrides: Sequence[str], *, timed: bool) -> None:
     """Replay completions through every cell of a run, or (`timed`) measure each cell's seconds."""
-    values: dict[str, str | None] = {}
+    values = {}
     launching = []
     for override in overrides:
         name, _, text = override.partition("=")

@@ -1,12 +1,10 @@
 """The pictures of `kvsweep trace` and their numbers. These functions compute; `analysis.figures` draws."""
 
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -130,13 +128,7 @@ def attributed_steps(options: inspected.TraceOptions, text: inspected.InspectedT
         if matches:
             return matches
         raise UserError(f"--find {options.find} matches nothing in the thinking of {text.trace.problem_id}: change it.")
-    steps = inspected.derivations(text.thinking, separator(options, text))
-    if not inspected.matches(text.thinking):
-        print(
-            f"attribution: no equation like 3 x 4 = 12, so its columns are {len(steps)} paragraphs or sentences",
-            file=sys.stderr,
-        )
-    return steps
+    return inspected.derivations(text.thinking, separator(options, text))
 
 
 def draw_kept(_: inspected.TraceOptions, text: inspected.InspectedText) -> tuple[pd.DataFrame, Drawing]:
@@ -176,7 +168,7 @@ def _retained(
 
     A row has the policy, the text's number, the eviction's (from 1), and the share of true importance that it retained.
     """
-    rows: list[dict[str, Any]] = []
+    rows = []
     correct = defaultdict[str, list[int]](list)
     curves: list[tuple[np.ndarray, np.ndarray]] = []  # of each text
     loaded = cache(load_model)  # each model once

@@ -45,7 +45,7 @@ def importance(
             f"{text.trace.problem_id} never answers, so it has no labels of kind answer: "
             "give --label far_max or later, a --head or --scores."
         )
-    strips: dict[str, Tensor] = {}
+    strips = {}
     if possible or heads:
         hidden, labels = label_trace(text.model, text.trace, MIN_DISTANCE, possible)
         for kind in possible:

@@ -275,7 +275,7 @@ def derivations(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[range]:
     text = "".join(pieces)
     cuts = [0, *(match.end() for match in re.finditer(SENTENCES, text)), len(text)]
     paragraph_ends = [match.end() for match in _pattern("--split", split).finditer(text)]
-    steps: list[list[int]] = []  # first character of each, and the one behind its last
+    steps = []  # first character of each, and the one behind its last
     goes_on = False
     for begin, end in pairwise(cuts):
         sentence = text[begin:end]
@@ -307,7 +307,7 @@ def matches(pieces: Sequence[str], pattern: str = EQUATION) -> list[range]:
 def read_steps(text: str) -> list[range]:
     """Read `0-31,40-80`, first and last tokens of thinking steps; disorder or overlap raises UserError."""
     steps = []
-    bounds: list[int] = []
+    bounds = []
     for first, last in re.findall(r"(\d+)-(\d+)", text):
         step = range(int(first), int(last) + 1)
         steps.append(step)
@@ -320,7 +320,7 @@ def read_steps(text: str) -> list[range]:
 
 def step_numbers(steps: Sequence[range], tokens: int) -> list[int]:
     """Return the number of each token's step, ascending from 0. Tokens between two steps count as a step too."""
-    bounds: list[int] = []
+    bounds = []
     for step in steps:
         bounds += [step.start, step.stop]
     begins_step = np.isin(np.arange(tokens), bounds)  # of each token
