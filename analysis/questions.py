@@ -50,8 +50,10 @@ def refuse_unpaired(outputs: Mapping[str, Outputs], baseline: str) -> None:
     for name, setting in outputs.items():
         answers = setting.answers
         if not answers["problem_id"].isin(full["problem_id"]).any():
-            ids = f"{baseline} has {_first_ids(full)} and {name} {_first_ids(answers)}"
-            raise UserError(f"{ids}, and they share no problem: --column id=NAME names the problem's id.")
+            raise UserError(
+                f"{baseline} has {_first_ids(full)} and {name} {_first_ids(answers)}, "
+                "and they share no problem: --column id=NAME names the problem's id."
+            )
         first, other_first = full["draw"].min(), answers["draw"].min()
         # Counted from 0 and from 1, for example: pairs would join different draws.
         if first != other_first and {*full["draw"] - first} == {*answers["draw"] - other_first}:

@@ -55,8 +55,10 @@ def check(kind: str, place: str | None, maker: str) -> None:
         if is_planning():
             return
         other = "cache.scale=none" if kind == "scales" else "a policy that needs none"
-        hint = f"make it with `{maker}` and name its place by {setting(kind)}=PLACE, or choose {other}"
-        raise UserError(f"{setting(kind)} is not set and this model comes with none: {hint}.")
+        raise UserError(
+            f"{setting(kind)} is not set and this model comes with none: "
+            f"make it with `{maker}` and name its place by {setting(kind)}=PLACE, or choose {other}."
+        )
     if not file_of(place).is_file():
         raise UserError(f"{setting(kind)}={place} holds no {kind}: make it with `{maker}` and name its place.")
     _check_shapes(kind, place, read_card(kind, place))
@@ -74,8 +76,10 @@ def _check_shapes(kind: str, place: str, card: Mapping[str, Any]) -> None:
             wrong.append(name)
     if wrong:
         shape, dtype = tensors.get(wrong[0], ("", "nothing"))  # the file may have no tensor of this name
-        tensor = f"the tensor {wrong[0]!r:.80} as {dtype} {shape}"
-        raise UserError(f"{setting(kind)}={place} has {tensor}, which does not fit its card and kind: make it again.")
+        raise UserError(
+            f"{setting(kind)}={place} has the tensor {wrong[0]!r:.80} as {dtype} {shape}, "
+            "which does not fit its card and kind: make it again."
+        )
 
 
 def tensors_of(kind: str, place: str) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -101,8 +101,10 @@ class CacheConfig:
             return {}
         largest = artifacts.load_once(str(self.scales))
         if len(largest["keys"]) != layers:
-            other = f"is of {len(largest['keys'])} layers, and the model has {layers} of full attention"
-            raise UserError(f"cache.scales={self.scales} {other}: make it again with `{SCALES_MAKER}`.")
+            raise UserError(
+                f"cache.scales={self.scales} is of {len(largest['keys'])} layers, "
+                f"and the model has {layers} of full attention: make it again with `{SCALES_MAKER}`."
+            )
         return largest
 
     @property
@@ -160,16 +162,20 @@ class CacheConfig:
         if self.whole_layers:
             raise UserError(f"cache.whole_layers={self.whole_layers} has no Triton kernel: give impl=torch.")
         if self.format == "e4m3" and capability and capability < (8, 9):
-            has = f"needs a GPU of compute capability 8.9, and this one has {capability[0]}.{capability[1]}"
-            raise UserError(f"cache.format=e4m3 with impl=triton {has}: give cache.format=e5m2, or impl=torch.")
+            raise UserError(
+                "cache.format=e4m3 with impl=triton needs a GPU of compute capability 8.9, "
+                f"and this one has {capability[0]}.{capability[1]}: give cache.format=e5m2, or impl=torch."
+            )
 
     def row_formats(self, head_dim: int) -> RowFormats | None:
         """Row formats of integer keys (of `group` keys of a channel, if `in_groups`) and values; None without them."""
         if not self.is_packed or self.is_fp8:
             return None
         if self.scheme in ("rotated", "kvarn") and head_dim & (head_dim - 1):  # not 0: no power of two
-            unfit = f"cache.scheme={self.scheme} needs heads of a power of two, and the model's have {head_dim} numbers"
-            raise UserError(f"{unfit}: choose plain or kivi.")
+            raise UserError(
+                f"cache.scheme={self.scheme} needs heads of a power of two, and the model's have {head_dim} numbers: "
+                "choose plain or kivi."
+            )
         key_bits, value_bits = self.widths
         key = RowFormat(bits=key_bits, group=self.group, head_dim=self.group if self.in_groups else head_dim)
         share = head_dim if self.scheme == "kvarn" else self.group  # numbers of a value that share a zero and a step

@@ -267,13 +267,17 @@ def _check_shape(scores: Any, view: CacheView) -> None:
 def _checked(scores: Tensor, view: CacheView, competing: int) -> Tensor:
     """Return the scores of the rows that compete, the first `competing`; SelectionError if there are fewer, or NaN."""
     if scores.shape[-1] < competing:
-        named = f"scores name {scores.shape[-1]} of the {view.length} cached tokens, of which {competing} compete"
-        raise SelectionError(f"{named}: return a score for each of these.")
+        raise SelectionError(
+            f"scores name {scores.shape[-1]} of the {view.length} cached tokens, of which {competing} compete: "
+            "return a score for each of these."
+        )
     scores = scores[..., :competing]
     nan_count = int(scores.isnan().sum())  # the only wait for the device here
     if nan_count:
-        numbers = f"{nan_count} of {scores.numel()} scores are NaN"
-        raise SelectionError(f"{numbers}: return numbers; infinity keeps a token, and -infinity drops it first.")
+        raise SelectionError(
+            f"{nan_count} of {scores.numel()} scores are NaN: "
+            "return numbers; infinity keeps a token, and -infinity drops it first."
+        )
     return scores
 
 
@@ -288,9 +292,9 @@ def checked_capacity(policy: Policy, question: int, limit: int) -> int:
     if trigger is not None:
         fullest = min(fullest, max(trigger, question) + 1)
     if capacity < fullest:
-        rows = f"and a text has {fullest} rows at its first eviction or its end"
         raise UserError(
-            f"policy={policy.name}: capacity({question}, {limit}) returns {capacity}, {rows}: return {fullest} or more."
+            f"policy={policy.name}: capacity({question}, {limit}) returns {capacity}, "
+            f"and a text has {fullest} rows at its first eviction or its end: return {fullest} or more."
         )
     return capacity
 
@@ -340,13 +344,12 @@ class BudgetPolicy(Policy):
         if self.local_window > self.budget:
             larger = f"policy.local_window={self.local_window} is larger than policy.budget={self.budget}"
             default = "of the two, one that was not given is the model's (model.sizes)"
-            hint = f"give policy.local_window={self.budget} or less, or a larger budget"
-            raise UserError(f"{larger}; {default}: {hint}.")
+            raise UserError(f"{larger}; {default}: give policy.local_window={self.budget} or less, or a larger budget.")
         if self.sinks_kept > max(0, self.size - self.newest_kept):
-            others = (
-                f"of the {self.size} tokens that stay {self.newest_kept} are the newest, and sinks are among the others"
+            raise UserError(
+                f"policy.sinks={self.sinks_kept} is out of range: of the {self.size} tokens that stay "
+                f"{self.newest_kept} are the newest, and sinks are among the others."
             )
-            raise UserError(f"policy.sinks={self.sinks_kept} is out of range: {others}.")
 
     @property
     def question_rule(self) -> Question:
@@ -438,8 +441,10 @@ class SizeInRows:
 
     def __post_init__(self) -> None:
         if self.rows <= self.local_window:
-            none = f"policy.rows={self.rows} leaves no row beside policy.local_window={self.local_window}"
-            raise UserError(f"{none}: choose more rows or a smaller window.")
+            raise UserError(
+                f"policy.rows={self.rows} leaves no row beside policy.local_window={self.local_window}: "
+                "choose more rows or a smaller window."
+            )
 
     def settings(self) -> dict[str, Any]:
         """Return the budget, and the keep_ratio with the fewest digits for which an eviction leaves exactly `rows`."""

@@ -125,8 +125,10 @@ class Trial(NamedTuple):
             case RowMemory():
                 # Rows written after the latest eviction have no number yet.
                 return torch.where(positions < positions[-1] - self.question, drawn, torch.nan)
-        reason = f"signal {type(signal).__name__} has a recorder of your own, which these caches do not have"
-        raise UserError(f"policy={self.policy.name}: {reason}: try the policy in a sweep with benchmark.limit=1.")
+        raise UserError(
+            f"policy={self.policy.name}: signal {type(signal).__name__} has a recorder of your own, "
+            "which these caches do not have: try the policy in a sweep with benchmark.limit=1."
+        )
 
 
 def trials(policy: Policy) -> list[Trial]:
@@ -196,5 +198,7 @@ def _select(trial: Trial) -> Tensor:
 
 
 def _fault(trial: Trial, sentence: str) -> UserError:
-    cache = f"{trial.layers} layers, {trial.kv_heads} key heads, {trial.length} cached tokens"
-    return UserError(f"policy={trial.policy.name} on the cache {trial.name} ({cache}): {sentence}.")
+    return UserError(
+        f"policy={trial.policy.name} on the cache {trial.name} ({trial.layers} layers, {trial.kv_heads} key heads, "
+        f"{trial.length} cached tokens): {sentence}."
+    )

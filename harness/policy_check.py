@@ -17,11 +17,15 @@ def check_policy(name: str, overrides: Sequence[str]) -> None:
         [policy] = build_policies(settings.compose_config(f"policy={name}", *overrides))
     of_model = sorted(_OF_A_MODEL & policy.ARTIFACTS.keys())
     if of_model:
-        unfit = f"policy.{of_model[0]} is made for one model, whose layers these caches do not have"
-        raise UserError(f"policy={name}: {unfit}: try the policy in a sweep with benchmark.limit=1.")
+        raise UserError(
+            f"policy={name}: policy.{of_model[0]} is made for one model, whose layers these caches do not have: "
+            "try the policy in a sweep with benchmark.limit=1."
+        )
     caches = trials(policy)
     kept = check(caches)
     for trial in caches:
-        rows = f"keeps {kept[trial.name].shape[-1]} of {trial.length} cached tokens"
-        print(f"{trial.name:<16} {trial.layers} x {trial.kv_heads} heads  {rows}")
+        print(
+            f"{trial.name:<16} {trial.layers} x {trial.kv_heads} heads  keeps {kept[trial.name].shape[-1]} of "
+            f"{trial.length} cached tokens"
+        )
     print(f"policy={name}: no fault found.")

@@ -151,8 +151,10 @@ def visible_gpus() -> list[str]:
     try:
         process = run_program(["nvidia-smi", "-L"])
     except (OSError, subprocess.SubprocessError) as error:
-        hint = f"set {VISIBLE} to the GPUs of this machine, or model.device=cpu"
-        raise UserError(f"nvidia-smi, which names the GPUs, gives no answer ({error}): {hint}.") from error
+        raise UserError(
+            f"nvidia-smi, which names the GPUs, gives no answer ({error}): set {VISIBLE} to the GPUs of this machine, "
+            "or model.device=cpu."
+        ) from error
     if process.returncode != 0:
         return []
     # A line is "GPU 0: NVIDIA H100 (UUID: GPU-12ab)", or of a part "  MIG 1g.10gb Device 0: (UUID: MIG-34cd)".

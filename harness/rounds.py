@@ -162,8 +162,10 @@ def decided_cells(job: Job) -> dict[str, int]:
     missing = sum(len(pairs - job.stored(cell).pairs()) for cell in ungraded)
     if missing:
         waits = f"the draws after the first {job.draws} wait until all shards have stored those"
-        hint = "run the other shards, then this command again"
-        raise UnfinishedRoundError(f"{job.name}: {waits}, and {missing} completions are missing: {hint}.")
+        raise UnfinishedRoundError(
+            f"{job.name}: {waits}, and {missing} completions are missing: run the other shards, "
+            "then this command again."
+        )
     with Grader() as grader:  # the process that stored the last of these completions ended before it had graded them
         for cell in ungraded:
             grader.grade_cell(job.run_directory / cell.cell_id)

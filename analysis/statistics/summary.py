@@ -52,8 +52,10 @@ def read_summary(path: Path) -> pd.DataFrame:
         first = first_rows.setdefault(setting[:2], row)
         for name in ("problems", "draws"):
             if row.values[name] != first.values[name]:
-                counts = f"{row.where} has {name} {row.values[name]}, and {first.where} has {first.values[name]}"
-                raise UserError(f"{counts}; give one count for a model and benchmark, or a file for each.")
+                raise UserError(
+                    f"{row.where} has {name} {row.values[name]}, and {first.where} has {first.values[name]}; "
+                    "give one count for a model and benchmark, or a file for each."
+                )
     return pd.DataFrame([row.values for row in rows])
 
 
@@ -82,5 +84,7 @@ def _refuse_fractions(path: Path, rows: list[FileRow]) -> None:
         score, problems, draws = row.values["pass_at_1"], row.values["problems"], row.values["draws"]
         least = 100 / (problems * draws)
         if 0 < score < least - ROUNDING:
-            one_answer = f"one right answer of {problems} x {draws} is {least:.3g}"
-            raise UserError(f"{row.where} has pass_at_1 {score}, but {one_answer}, and {way_out}")
+            raise UserError(
+                f"{row.where} has pass_at_1 {score}, but one right answer of {problems} x {draws} is {least:.3g}, "
+                f"and {way_out}"
+            )

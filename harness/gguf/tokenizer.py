@@ -123,8 +123,10 @@ def _byte_level(fields: Mapping[str, Any]) -> Tokenizer:
 
     cut = _CUTS.get(fields.get("ggml.pre", ""))
     if cut is None:
-        unknown = f"is a cut of words that is not known here, which {', '.join(_CUTS)} are"
-        raise UserError(f"its tokenizer.ggml.pre={fields.get('ggml.pre')} {unknown}")
+        raise UserError(
+            f"its tokenizer.ggml.pre={fields.get('ggml.pre')} is a cut of words that is not known here, "
+            f"which {', '.join(_CUTS)} are"
+        )
     if fields.get("ggml.add_space_prefix"):
         raise UserError("its tokenizer.ggml.add_space_prefix=True is not known of a byte-level vocabulary")
     tokens = fields["ggml.tokens"]

@@ -61,8 +61,10 @@ class ModelConfig:
             if tag is not None and not tag.strip():
                 raise UserError(f"model.{name} is empty: name the tag that this model writes, or null for none.")
         if self.template and self.chat_template == "none":
-            given = f"model.template={dict(self.template)} has variables of a chat template, and chat_template=none"
-            raise UserError(f"{given}: choose model.template=null, or model.chat_template=own.")
+            raise UserError(
+                f"model.template={dict(self.template)} has variables of a chat template, and chat_template=none: "
+                "choose model.template=null, or model.chat_template=own."
+            )
         try:
             date.fromisoformat(self.today)
         except ValueError:

@@ -92,8 +92,10 @@ class Dialogue:
             except Exception as error:  # each kind of tokenizer fails in its own way
                 place = self.config.place
                 holds = f"the question {prompt!r:.60} holds {control_token!r:.40}, a control token of {place}"
-                cannot = "which its tokenizer or chat template cannot take as plain text"
-                raise UserError(f"{holds}, {cannot}: correct the problem, or leave the problem out.") from error
+                raise UserError(
+                    f"{holds}, which its tokenizer or chat template cannot take as plain text: "
+                    "correct the problem, or leave the problem out."
+                ) from error
             ids = self._embedded(pieces)
         added = self.encode("", add_special_tokens=adds)
         self._check_said(text, [token for token in ids if token not in added])
@@ -121,8 +123,10 @@ class Dialogue:
             if re.fullmatch(fnmatch.translate("*".join(pieces)), "".join(expected.split())):
                 return
         lost = ", ".join(sorted({*expected} - {*actual})) or "characters"
-        dropped = f"the tokenizer of {self.config.place} drops or changes {lost} of the text {text!r:.60}"
-        raise UserError(f"{dropped}: take the tokenizer of the model's own folder, or leave the text out.")
+        raise UserError(
+            f"the tokenizer of {self.config.place} drops or changes {lost} of the text {text!r:.60}: "
+            "take the tokenizer of the model's own folder, or leave the text out."
+        )
 
     def _normal(self, text: str) -> str:
         """Return a text as the tokenizer normalises it, without the blanks that may stand beside added tokens."""
@@ -164,9 +168,9 @@ class Dialogue:
         rows = self.embedded
         if ids and max(ids) >= rows:
             token = self.tokenizer.convert_ids_to_tokens(max(ids))
-            beyond = f"the tokenizer of {self.config.place} has the token {token!r:.40} ({max(ids)}) in a text"
             raise UserError(
-                f"{beyond}, and the model embeds {rows:,} tokens: take the tokenizer of the model's own folder."
+                f"the tokenizer of {self.config.place} has the token {token!r:.40} ({max(ids)}) in a text, "
+                f"and the model embeds {rows:,} tokens: take the tokenizer of the model's own folder."
             )
         return tuple(ids)
 
@@ -256,8 +260,10 @@ class Dialogue:
             chat = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": asks}
             return str(compiled.render(**chat, strftime_now=strftime_now, **values))
         except Exception as error:  # a template may raise anything
-            lacks = f"model={self.config.name} has no chat template that takes a question ({first_line(error)})"
-            raise UserError(f"{lacks}: give model.chat_template=none for a base model.") from error
+            raise UserError(
+                f"model={self.config.name} has no chat template that takes a question ({first_line(error)}): "
+                "give model.chat_template=none for a base model."
+            ) from error
 
     def decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids))

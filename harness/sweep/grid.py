@@ -63,8 +63,10 @@ def _hashable(policy: Policy) -> Policy:
     for field in fields(policy):
         value = getattr(policy, field.name)
         if not isinstance(value, Hashable):
-            hint = f"annotate the field of {type(policy).__name__} as tuple[...], or make a setting of each value"
-            raise UserError(f"policy.{field.name}={value!r:.60} is a {type(value).__name__}, which may change: {hint}.")
+            raise UserError(
+                f"policy.{field.name}={value!r:.60} is a {type(value).__name__}, which may change: "
+                f"annotate the field of {type(policy).__name__} as tuple[...], or make a setting of each value."
+            )
     return policy
 
 
@@ -91,8 +93,10 @@ def _check_names() -> None:
     for name, path in settings.own_conf_files("policy").items():
         given = policy_file(name).get("name")
         if given != name:
-            hint = f"write `name: {name}`, or name the file {given}.yaml"
-            raise UserError(f"{path} has the name {given}, under which its results would stand: {hint}.")
+            raise UserError(
+                f"{path} has the name {given}, under which its results would stand: write `name: {name}`, "
+                f"or name the file {given}.yaml."
+            )
 
 
 def _check_class(policy: Mapping[str, Any]) -> None:
@@ -104,16 +108,19 @@ def _check_class(policy: Mapping[str, Any]) -> None:
         cls_of_file = settings.target_class("policy", policy_file(name), Policy)
         if cls is not cls_of_file:
             differs = f"is the name of {cls_of_file.__qualname__}, not of {cls.__qualname__}"
-            hint = "leave policy.name out, or give a policy of your own a file in conf/policy"
-            raise UserError(f"policy.name={name} {differs}: {hint}.")
+            raise UserError(
+                f"policy.name={name} {differs}: leave policy.name out, "
+                "or give a policy of your own a file in conf/policy."
+            )
         return
     # A class without a file, given by policy._target_, may have any name that is a word.
     if not name.isidentifier():
         raise UserError(f"policy.name={name} is no word: give one of letters, digits and _.")
     classes_with_file = (settings.target_class("policy", policy_file(other), Policy) for other in names)
     if cls in classes_with_file:
-        fault = f"is no file of conf/policy, and {cls.__qualname__} has one"
-        raise UserError(f"policy.name={name} {fault}: leave policy.name out.")
+        raise UserError(
+            f"policy.name={name} is no file of conf/policy, and {cls.__qualname__} has one: leave policy.name out."
+        )
 
 
 def _refuse_two_sizes(composed: Mapping[str, Any], grid: Axes, config: DictConfig) -> None:
@@ -125,8 +132,9 @@ def _refuse_two_sizes(composed: Mapping[str, Any], grid: Axes, config: DictConfi
         axis = getattr(grid, name)
         given = f"grid.{name}={axis}" if axis else f"policy.{name}={composed[name]}"
         if axis or composed[name] not in (None, defaults[name]):
-            both = "contradicts policy.rows and policy.every, which say the same"
-            raise UserError(f"{given} {both}: leave one of them out.")
+            raise UserError(
+                f"{given} contradicts policy.rows and policy.every, which say the same: leave one of them out."
+            )
 
 
 def _sized(policy: Mapping[str, Any]) -> dict[str, Any]:

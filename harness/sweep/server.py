@@ -114,8 +114,10 @@ def _only_model(url: str, key_env: str | None) -> str:
     except openai.OpenAIError:
         models = []
     if len(models) != 1:
-        missing = f"engine.model is missing, and the server lists {len(models)} models"
-        raise UserError(f"{missing}: start it, or give one of its models. {', '.join(models[:10])}")
+        raise UserError(
+            f"engine.model is missing, and the server lists {len(models)} models: "
+            f"start it, or give one of its models. {', '.join(models[:10])}"
+        )
     return models[0]
 
 
@@ -132,8 +134,10 @@ def _check_names(servers: Sequence[Server]) -> None:
         control = identities[CONTROL]
         different = [name for name in full if name not in ("name", "title") and full[name] != control[name]]
         if different:
-            differ = f"{CONTROL} and full differ in {', '.join(different)}"
-            raise UserError(f"grid.engine: {differ}, but a control is the full setting again.")
+            raise UserError(
+                f"grid.engine: {CONTROL} and full differ in {', '.join(different)}, "
+                "but a control is the full setting again."
+            )
 
 
 def _asked_again(full: Server) -> Server:
@@ -189,8 +193,10 @@ class Served(Source):
         order = config.decoding.order
         # The order of the two limits makes a difference only where both are set.
         if stops_on_loop or (order == "top_p_then_top_k" and config.decoding.top_k and config.decoding.top_p < 1):
-            given = f"decoding.stop_on_loop={str(stops_on_loop).lower()} and decoding.order={order}"
-            raise UserError(f"{given} are nothing that a server can be asked for: set false and top_k_then_top_p.")
+            raise UserError(
+                f"decoding.stop_on_loop={str(stops_on_loop).lower()} and decoding.order={order} "
+                "are nothing that a server can be asked for: set false and top_k_then_top_p."
+            )
         engine = plain(config.engine)
         grid = plain(config.grid)["engine"]
         if grid is None:  # one setting, that of `engine` unchanged

@@ -174,8 +174,11 @@ def _check_files(cells: Sequence[CheckedCell]) -> Row:
             lines.append(f"{done} names completions of other sizes: rows came or went since.")
     if lines:
         return Row("cells", "fails", "not whole", lines)
-    seals = "with the seals of their settings, and files of the sizes that DONE names"
-    return Row("cells", "holds", f"{counted(len(cells), 'cell')} {seals}")
+    return Row(
+        "cells",
+        "holds",
+        f"{counted(len(cells), 'cell')} with the seals of their settings, and files of the sizes that DONE names",
+    )
 
 
 def _compare(cells: Sequence[CheckedCell]) -> Iterator[Row]:

@@ -106,8 +106,11 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
         if error.errno in _FAULTS_OF_OURS:
             raise
         place = f"{error.filename}: " if error.filename else ""
-        hint = "mend that or name another folder, then run the same command again."
-        _end(program, f"{place}{error.strerror}: {hint}", BAD_INPUT)
+        _end(
+            program,
+            f"{place}{error.strerror}: mend that or name another folder, then run the same command again.",
+            BAD_INPUT,
+        )
     except (MemoryError, RuntimeError, ImportError) as error:
         if str(error).startswith("Symlink loop"):  # of Path.resolve
             _end(program, f"{error}: name another folder.", BAD_INPUT)

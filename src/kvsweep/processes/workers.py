@@ -122,8 +122,10 @@ class Workers:
                 pool.schedule(os.getpid).result(_START_LIMIT_S)
             except (RuntimeError, TimeoutError) as error:  # a BrokenProcessPool is a RuntimeError
                 _end(pool)
-                hint = "allow more memory or threads (ulimit), and run the same command again"
-                raise UserError(f"no worker process can start ({error!r}): {hint}.") from error
+                raise UserError(
+                    f"no worker process can start ({error!r}): allow more memory or threads (ulimit), "
+                    "and run the same command again."
+                ) from error
             self._pools[is_prepared] = pool
             return pool
 
@@ -133,8 +135,10 @@ def _check_semaphores() -> None:
     try:
         multiprocessing.get_context("fork").Lock()  # starts no process
     except OSError as error:
-        place = f"/dev/shm, where worker processes share locks, cannot be used ({error.strerror})"
-        raise UserError(f"{place}: mount it writable and with room (docker's --shm-size).") from error
+        raise UserError(
+            f"/dev/shm, where worker processes share locks, cannot be used ({error.strerror}): "
+            "mount it writable and with room (docker's --shm-size)."
+        ) from error
 
 
 def _end(pool: ProcessPool) -> None:
