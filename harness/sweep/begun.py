@@ -1,8 +1,7 @@
 """The configurations that a stored run was made with, also where the run lies in a bundle (`bundle.py`)."""
 
 import json
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ def begun_configs(
 
     `on_other` gets each folder whose provenance names no such configuration, with the reason; None raises it.
     """
-    configs: dict[str, dict[str, Any]] = {}  # by their hashes
-    cell_ids = defaultdict[str, set[str]](set)
+    begun: dict[str, tuple[dict[str, Any], set[str]]] = {}  # by the configurations' hashes
     for cell, _ in read_cells(directory):
         for file in cell.files(PROVENANCE_FILE).values():
             try:
@@ -43,10 +41,9 @@ def begun_configs(
                 "finish": False,
             }
             # The cells of a job have one configuration, which names the policies of its whole grid.
-            key = content_hash(config)
-            configs[key] = config
-            cell_ids[key].add(cell.name)
-    return [(config, cell_ids[key]) for key, config in configs.items()]
+            _, cell_ids = begun.setdefault(content_hash(config), (config, set()))
+            cell_ids.add(cell.name)
+    return list(begun.values())
 
 
 def in_bundle(config: dict[str, Any], directory: Path) -> dict[str, Any]:
@@ -58,17 +55,12 @@ def in_bundle(config: dict[str, Any], directory: Path) -> dict[str, Any]:
         return config
     except (ValueError, TypeError) as error:
         raise UserError(f"{folder / PLACES_FILE} is broken ({error}): unpack the bundle again.") from error
-    paths: dict[str, str] = {}  # in the bundle, by the paths that the configuration names
+    text = json.dumps(config)
     for original, place in places.items():
         path = (folder / str(place)).resolve()
         # A stranger's file may name only what lies beside it.
         if path.is_relative_to(folder) and path.exists():
-            paths[str(original)] = str(path)
-    return _replaced(config, paths)
-
-
-def _replaced(value: Any, paths: Mapping[str, str]) -> Any:
-    """Return a setting, or a section of settings, with other paths in place of those that `paths` has as keys."""
-    if isinstance(value, Mapping):
-        return {name: _replaced(item, paths) for name, item in value.items()}
-    return paths.get(value, value) if isinstance(value, str) else value
+            # With its quotes a path is a whole value: within a longer text they would be escaped.
+            text = text.replace(json.dumps(str(original)), json.dumps(str(path)))
+    settings: dict[str, Any] = json.loads(text)
+    return settings

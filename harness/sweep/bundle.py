@@ -7,7 +7,6 @@ heads. `places.json` says where the bundle has each of them. `SHA256SUMS` has a 
 import hashlib
 import json
 import zipfile
-from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, cast
@@ -54,29 +53,32 @@ def write_bundle(directory: Path, file: Path, *, problems: bool) -> str:
         name = min(gated_names)
         raise UserError(f"the problems of {name} are gated: add --with-problems if their terms let you pass them on.")
     places, weights = _inputs(configs)
-    members = dict(_run_files(directory))  # the path of each file, by its name in the bundle
+    members = {}  # the path of each file, by its name in the bundle
+    for name, path in _files_below(directory, directory.name).items():
+        if not name.split("/")[1].startswith(_MADE_AGAIN):  # the part behind the run's name
+            members[name] = path
     for original, place in places.items():
         members |= _files_below(Path(original), place)
-    members |= _own_files()
+    conf = own_folder()
+    if conf is not None:
+        # The modules beside it have the policies' classes.
+        members |= _files_below(conf, conf.name) | {path.name: path for path in conf.parent.glob("*.py")}
     # The receiver's copy of a folder of weights goes to its place here; a model of the hub is downloaded there.
     for original in weights:
         if Path(original).exists():
             places[original] = f"weights/{Path(original).name}"
     listed_weights = "\n".join(f"- {original}" for original in sorted(weights))
-    hash_lines = [f"{_sha256(path)}  {name}\n" for name, path in members.items()]
+    hashes = ""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as bundle:
         for name, path in members.items():
             bundle.write(path, name)
+            with open_file(path, linked=True) as opened:
+                hashes += f"{hashlib.file_digest(cast(BufferedReader, opened), 'sha256').hexdigest()}  {name}\n"
         bundle.writestr(PLACES_FILE, json.dumps(places))
         bundle.writestr("README.md", README.format(run=directory.name, weights=listed_weights))
-        bundle.writestr(HASHES_FILE, "".join(hash_lines))
+        bundle.writestr(HASHES_FILE, hashes)
     without = f"; without the weights {', '.join(sorted(weights))}" if weights else ""
     return f"{file}\n{counted(len(members), 'file')} with their hashes{without}; there: kvsweep verify {directory.name}"
-
-
-def _sha256(path: Path) -> str:
-    with open_file(path, linked=True) as opened:
-        return hashlib.file_digest(cast(BufferedReader, opened), "sha256").hexdigest()
 
 
 def _inputs(configs: list[dict[str, Any]]) -> tuple[dict[str, str], set[str]]:
@@ -96,21 +98,6 @@ def _inputs(configs: list[dict[str, Any]]) -> tuple[dict[str, str], set[str]]:
                 # Numbered, because two files may have the same name.
                 places[value] = f"inputs/{len(places)}/{path.name}"
     return places, weights
-
-
-def _run_files(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the name in the bundle and the path of each file of a run, but for what is made again: demo/report/..."""
-    for name, path in _files_below(directory, directory.name).items():
-        if not name.split("/")[1].startswith(_MADE_AGAIN):  # the part behind the run's name
-            yield name, path
-
-
-def _own_files() -> dict[str, Path]:
-    """The user's conf, and the modules beside it, from which the policies' classes come."""
-    conf = own_folder()
-    if conf is None:
-        return {}
-    return _files_below(conf, conf.name) | {path.name: path for path in conf.parent.glob("*.py")}
 
 
 def _files_below(place: Path, name: str) -> dict[str, Path]:
