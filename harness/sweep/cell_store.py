@@ -10,13 +10,14 @@ mount option `flock`. On a file system without such locks, two writers cannot be
 import json
 import os
 import platform
+import re
 import resource
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import islice, product
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any, Self
 
@@ -43,7 +44,7 @@ from kvsweep.run_files.row_types import (
     Shard,
     StoredRow,
 )
-from kvsweep.run_files.run_reader import DONE_NAMES, Done, StoredCell, read_provenance
+from kvsweep.run_files.run_reader import DONE_NAMES, Done, StoredCell
 from kvsweep.run_files.safe_files import locked, make_folder, open_file, read_file, read_lines, replace_text, replacing
 from kvsweep.run_files.task_status import Reporter, last_lines
 
@@ -172,19 +173,25 @@ class CellStore:
         path = self._file(row_types.PROVENANCE_FILE)
         code = code_hash(type(self.cell.policy))
         with plain_disk_errors(self.directory):
-            passes = _earlier_passes(path)
-            passes_of_others = []
-            # Another shard's damaged file is passed over: that shard's process moves it aside.
-            for file, record in self.stored.provenances(lambda part, error: None):
-                if file != path:
-                    passes_of_others += record.get("decoding_passes", [])
-            earlier_passes = [*passes, *passes_of_others]
+            passes = {path: list[Any]()}  # by the shards' files
+            for file, record in self.stored.provenances(self._move_aside):
+                if "decoding_passes" in record:
+                    passes[file] = record["decoding_passes"]
+                else:
+                    self._move_aside(file)
+            earlier_passes = list(chain(*passes.values()))
             self._check_code(code, earlier_passes)
             new_pass = {**decoding_pass, "policy_code": code}
             (self.directory / row_types.DONE_FILE).unlink(missing_ok=True)
-            self._provenance = {"schema": row_types.SCHEMA, **provenance, "decoding_passes": [*passes, new_pass]}
+            self._provenance = {"schema": row_types.SCHEMA, **provenance, "decoding_passes": [*passes[path], new_pass]}
             self._write_provenance()
         return earlier_passes
+
+    def _move_aside(self, path: Path, _: Exception | None = None) -> None:
+        """Move this shard's damaged provenance aside, with a note; another shard's is left to that shard's process."""
+        if path == self._file(row_types.PROVENANCE_FILE):
+            aside = path.replace(path.with_name(f"{path.name}.quarantine"))
+            print(f"note: {path} cannot be read; it is {aside.name} now, and a new one begins.", file=sys.stderr)
 
     def note(self, **facts: Any) -> None:
         """Record what this process's pass has learned since it began; facts that stand there are not written again."""
@@ -254,18 +261,6 @@ class CellStore:
         replace_text(Path(f"{self._lock.lock_file}.owner"), f"process {os.getpid()} on {platform.node()}")
 
 
-def _earlier_passes(path: Path) -> list[Any]:
-    """Return a provenance file's decoding passes; a damaged file is moved aside, with a note."""
-    if not path.exists():
-        return []
-    try:
-        return read_provenance(path)["decoding_passes"]
-    except (ValueError, KeyError, RecursionError):
-        aside = path.replace(path.with_name(f"{path.name}.quarantine"))
-        print(f"note: {path} cannot be read; it is {aside.name} now, and a new one begins.", file=sys.stderr)
-        return []
-
-
 def allow_open_cells() -> int:
     """Raise this process's limit of open files; return how many cells, one lock each, it can then hold open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -278,11 +273,8 @@ def allow_open_cells() -> int:
 def _locks_of_other_counts(directory: Path, shard: Shard) -> Iterator[FileLock]:
     """Return the locks of shards with another count; their writers could write the same pairs."""
     for path in directory.glob(f"{LOCK_FILE}*"):
-        count = "1"
-        # The digits behind "of", as in .lock-1of4; a name such as .lock-1of4.owner has others there and is no lock.
-        if path.name != LOCK_FILE:
-            count = path.name.removeprefix(f"{LOCK_FILE}-").partition("of")[2]
-        if count.isdigit() and int(count) != shard.count:
+        lock = re.fullmatch(rf"{LOCK_FILE}(?:-\d+of(\d+))?", path.name)  # .lock or .lock-1of4, and no .lock-1of4.owner
+        if lock and int(lock[1] or 1) != shard.count:
             yield FileLock(path, timeout=0)
 
 

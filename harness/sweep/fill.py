@@ -157,8 +157,10 @@ def _requests(work: OpenCells, model: LoadedModel, cells: Sequence[Cell]) -> Ite
     prompts = {problem.id: problem.prompt for problem in work.share.job.benchmark.problems}
     missing: dict[Pair, list[Cell]] = {}
     for pair in work.share.pairs:
-        missing[pair] = [cell for cell in cells if work.lacks(cell.cell_id, pair)]
-    texts = _furthest_texts(work.stores.values(), [pair for pair in missing if missing[pair]])
+        cells_without = [cell for cell in cells if work.lacks(cell.cell_id, pair)]
+        if cells_without:
+            missing[pair] = cells_without
+    texts = _furthest_texts(work.stores.values(), missing)
     for pair, cells_without in missing.items():
         forced: Sequence[int] = ()
         if pair in texts:

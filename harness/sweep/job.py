@@ -211,7 +211,7 @@ def make_job(config: DictConfig) -> Job:
     model, policies = source_type.choose(config)
     model = replace(model, revision=model.commit or model.revision)  # the commit that a branch names now
     benchmark_config = build(BenchmarkConfig, "benchmark", config.benchmark)
-    run = checked(RunConfig, {field.name: config[field.name] for field in fields(RunConfig) if field.name in config})
+    run = checked(RunConfig, config, extra=True)
     sections: dict[str, Any] = {name: build(cls, name, config.get(name, {})) for name, cls in _SECTIONS.items()}
     decoding = build(DecodingConfig, "decoding", config.decoding)
     if run.until and "group" in benchmark_config.columns:
