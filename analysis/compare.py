@@ -48,10 +48,9 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
     # The correction runs over all settings.
     tests = paired_tests(scores_b, scores_a)
     table = shared.join(tests).assign(graded=graded, graded_a=_graded(scores_a), graded_b=_graded(scores_b))
-    other_settings = []
-    for pair in notation.rows(shared):
-        other_settings.append(_other_settings(first.settings[pair.cell_id_a], second.settings[pair.cell_id_b]))
-    return table.assign(other_settings=other_settings)
+    settings_a = shared["cell_id_a"].map(first.settings.get)
+    settings_b = shared["cell_id_b"].map(second.settings.get)
+    return table.assign(other_settings=list(map(_other_settings, settings_a, settings_b)))
 
 
 def _graded_rows(run: Run, letter: str) -> pd.DataFrame:
@@ -90,9 +89,8 @@ def _other_settings(first: dict[str, Any], second: dict[str, Any]) -> str:
     settings_a = settings_of(first)
     settings_b = settings_of(second)
     texts = []
-    for name in sorted(settings_a | settings_b):
-        if settings_a.get(name) != settings_b.get(name):
-            texts.append(f"{name} ({settings_a.get(name, 'none')} and {settings_b.get(name, 'none')})")
+    for name in sorted(dict(settings_a.items() ^ settings_b.items())):  # the settings that only one of them has
+        texts.append(f"{name} ({settings_a.get(name, 'none')} and {settings_b.get(name, 'none')})")
     return ", ".join(texts)
 
 

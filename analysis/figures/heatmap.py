@@ -180,11 +180,12 @@ def _floor(panel: Panel, verdicts: Sequence[PanelVerdict]) -> NoiseFloor | None:
 def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
     """Draw one panel, a model's Pass@1 averaged over the grid's benchmarks; a cell without one of them is missing."""
     rows = grid.cells[grid.cells["model"] == model]
-    full_mean = mean_over_benchmarks(_full_cells(rows, metrics), grid.benchmarks)
-    mean = mean_over_benchmarks(rows, grid.benchmarks).dropna(subset="pass_at_1")
+    benchmarks = len(grid.benchmarks)
+    full_mean = mean_over_benchmarks(_full_cells(rows, metrics), benchmarks)
+    mean = mean_over_benchmarks(rows, benchmarks).dropna(subset="pass_at_1")
     # The mean of doubted readings is doubted too.
     mean = mean.merge(rows.reindex(columns=[*AXES, "sure"]).drop_duplicates(), on=AXES)
-    means = f"mean of {len(grid.benchmarks)} benchmarks"
+    means = f"mean of {benchmarks} benchmarks"
     title = f"{model_title(metrics, model)} | {means}, {grid.label}".removesuffix(", ")
     return _heatmaps([_panel(grid, mean, full_mean, title)], f"{title}, {grid.title}", look, ["Pass@1 in %"])
 

@@ -159,7 +159,7 @@ def _triggers(cells: pd.DataFrame) -> Points:
 def _memory(cells: pd.DataFrame) -> Points:
     """A line per policy, the policy with the best score first. Settings without all benchmarks are left out."""
     cells = cells[cells["benchmark"].isin(compressed_benchmarks(cells))]
-    means = mean_over_benchmarks(cells, list(cells["benchmark"].unique())).dropna(subset=["pass_at_1", LENGTH])
+    means = mean_over_benchmarks(cells).dropna(subset=["pass_at_1", LENGTH])
     points = means.sort_values("pass_at_1", ascending=False, kind="stable")
     if (points["policy"] == "full").all():
         return "", points.head(0)

@@ -180,7 +180,7 @@ def score_table(metrics: pd.DataFrame, model: str, *, marked: bool = False) -> p
     for _, rows in cells.groupby("benchmark", sort=False):
         columns[rows.iloc[0]["benchmark_title"]] = _scores(rows, marked)
     if len(columns) > 1:
-        means = mean_over_benchmarks(cells, list(cells["benchmark"].unique()))
+        means = mean_over_benchmarks(cells)
         columns["mean"] = _scores(means, marked)
     settings = in_order(cells.drop_duplicates(SETTING), by=SETTING)
     # In display order, with a dash where a benchmark has no such cell.

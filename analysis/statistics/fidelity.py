@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pandas as pd
 
@@ -31,8 +30,9 @@ def replay_rows(run: Run, file: str) -> pd.DataFrame:
 
 def rows_of_cells(directory: Path, cell_ids: Iterable[str], file: str) -> pd.DataFrame:
     """Return the rows of some cells of a run directory, with all completions."""
-    names = ["cell_id", *(field.name for field in msgspec.structs.fields(Replay))]
-    rows = pd.DataFrame(row_dicts(directory, cell_ids, Replay, file=file), columns=names)
+    rows = pd.DataFrame(
+        row_dicts(directory, cell_ids, Replay, file=file), columns=["cell_id", *Replay.__struct_fields__]
+    )
     # A number that a row lacks is NaN.
     rows = rows.astype({"answer_change": "float64", "first_other": "float64"})
     return rows.assign(
@@ -62,11 +62,10 @@ def paired_fidelity(rows: pd.DataFrame, reference: str) -> pd.DataFrame:
     `rows` are `replay_rows`, `reference` is a cell_id.
     """
     by_cell = rows.pivot(index="cell_id", columns="problem_id", values="kl")
-    others = [cell_id for cell_id in by_cell.index if cell_id != reference]
+    others = by_cell.drop(index=reference)
     # [cells, problems, one draw] and [problems, one draw]
-    values = by_cell.loc[others].to_numpy()[..., None]
-    reference_values = by_cell.loc[reference].to_numpy()[:, None]
-    return paired_tests(values, reference_values).assign(cell_id=others)
+    tests = paired_tests(others.to_numpy()[..., None], by_cell.loc[reference].to_numpy()[:, None])
+    return tests.assign(cell_id=others.index)
 
 
 def fidelity_bins(run: Run, file: str) -> pd.DataFrame:
@@ -112,11 +111,9 @@ def timings(run: Run) -> pd.DataFrame:
     last_number = command_number.groupby(batch).transform("max")
     table = table[command_number == last_number]
     same_round = ["condition", "why", "round"]
-    full_speeds = (
-        table[table["policy"] == "full"].drop_duplicates(same_round).set_index(same_round)["tokens_per_second"]
-    )
-    full_speed = full_speeds.reindex(pd.MultiIndex.from_frame(table[same_round]))
-    table["times_full"] = table["tokens_per_second"] / full_speed.to_numpy()
+    full = table[table["policy"] == "full"].drop_duplicates(same_round).set_index(same_round)
+    table = table.join(full["tokens_per_second"].rename("full_speed"), on=same_round)
+    table["times_full"] = table["tokens_per_second"] / table["full_speed"]
     batches = table.groupby(["cell_id", "why"], sort=False)
     medians = batches[averaged].median()
     return medians.assign(rounds=batches["round"].nunique()).reset_index()

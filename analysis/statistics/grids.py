@@ -130,8 +130,8 @@ def shared_settings(metrics: pd.DataFrame) -> list[SharedSetting]:
     """Return the settings that two or more policies share; settings of the most policies come first."""
     points = metrics.loc[metrics["policy"] != "full", AXES].drop_duplicates().sort_values(AXES, kind="stable")
     settings = []
-    for values in points.itertuples(index=False, name=None):
-        point = dict(zip(AXES, values, strict=True))
+    records: list[Any] = points.to_dict("records")
+    for point in records:
         axes = {axis: value for axis, value in point.items() if not notation.missing(value)}
         agrees = (points[list(axes)] == pd.Series(axes)).all(axis=1)  # the point with itself too
         # The picture of another point that agrees on all axes of this one shows this one's policies.

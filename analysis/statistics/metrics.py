@@ -305,18 +305,20 @@ def cache_rows(completions: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"full": full, "held": held})
 
 
-def mean_over_benchmarks(metrics: pd.DataFrame, benchmarks: Sequence[str]) -> pd.DataFrame:
-    """Average each policy setting over `benchmarks` with equal weights; the mean is missing if one benchmark is.
+def mean_over_benchmarks(metrics: pd.DataFrame, count: int = 0) -> pd.DataFrame:
+    """Average each policy setting over all benchmarks with equal weights; the mean is missing if one benchmark is.
+
+    `count` is the number of benchmarks, if `metrics` may lack one of them.
 
     Benchmarks are independent, so the standard error is sqrt(sum of se^2) / number of benchmarks. A length just after
     an eviction is missing if a benchmark had no eviction. Columns: model_title and `SETTING`, pass_at_1, se, status
     (done if all are), completions, and the `HOLDINGS` and largest max_peak_length that `metrics` has.
     """
-    chosen = metrics[metrics["benchmark"].isin(benchmarks)].drop_duplicates([*SETTING, "benchmark"])
+    count = count or metrics["benchmark"].nunique()
+    chosen = metrics.drop_duplicates([*SETTING, "benchmark"])
     chosen = chosen.assign(variance=chosen["se"] ** 2, unfinished=chosen["status"] != "done")
     groups = chosen.groupby([*SETTING, "model_title"], dropna=False, sort=False)
     table = groups.agg(unfinished=("unfinished", "any"), completions=("completions", "sum"))
-    count = len(benchmarks)
     averaged = [name for name in ("pass_at_1", *HOLDINGS) if name in metrics]
     # `min_count`: the sum is missing if a benchmark is.
     table = table.join(groups[averaged].sum(min_count=count) / count)
@@ -331,7 +333,7 @@ def benchmark_views(cells: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Split one model's cells by benchmark into titles and rows; if there are several, their mean comes first."""
     views = [(str(rows.iloc[0]["benchmark_title"]), rows) for _, rows in cells.groupby("benchmark", sort=False)]
     if len(views) > 1:
-        mean = mean_over_benchmarks(cells, list(cells["benchmark"].unique()))
+        mean = mean_over_benchmarks(cells)
         views.insert(0, (f"mean of {len(views)} benchmarks", mean))
     return views
 
@@ -477,7 +479,7 @@ def settings_by_bytes(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
     cells = cells.assign(safe=cells["recommendable"].eq(True))
     rules = {"bits": "first", "safe": "all", "kv_bytes_mean": "mean", "kv_bytes_peak": "max", "weight_bytes": "max"}
     sizes = cells.groupby(SETTING, dropna=False, sort=False).agg(rules).reset_index()
-    means = mean_over_benchmarks(cells, list(cells["benchmark"].unique()))
+    means = mean_over_benchmarks(cells)
     table = means.merge(sizes, on=SETTING).dropna(subset=["pass_at_1", "kv_bytes_mean"])
     return table.sort_values(["kv_bytes_mean", "pass_at_1"], ascending=[True, False], kind="stable", ignore_index=True)
 
