@@ -6,7 +6,6 @@ never wrong), and an unreadable line is skipped with a notice.
 
 import json
 from array import array
-from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -149,7 +148,6 @@ def load_run(directory: Path | str) -> Run:
     completions, events = _completion_table(folders, notices.append)
     table = _cell_table(cells)
     table["completions"] = table["cell_id"].map(completions["cell_id"].value_counts())
-    notices += _same_settings(cells)
     for cell in cells:
         # `copies` and `groups` are not stored: they tell `plan_of` what the sample is.
         if _has_copies(cell):
@@ -475,19 +473,6 @@ def settings_of(cell: dict[str, Any]) -> dict[str, str]:
             # As text, because values of several types are compared and counted.
             settings[name] = value if isinstance(value, str) else json.dumps(value, default=str)
     return settings
-
-
-def _same_settings(cells: list[_Cell]) -> list[str]:
-    """A notice for each two cells or more that have the same settings.
-
-    Such cells are copies under other names: an id follows from the settings.
-    """
-    cells_of = defaultdict[str, list[str]](list)
-    for cell in cells:
-        settings_hash = row_types.content_hash(cell.settings | {"cell_id": None})
-        cells_of[settings_hash].append(cell.folder.name)
-    same = "have the same settings; the pictures show the first of them."
-    return [f"Cells {', '.join(cell_ids)} {same}" for cell_ids in cells_of.values() if len(cell_ids) > 1]
 
 
 def is_control(cells: pd.DataFrame) -> "pd.Series[bool]":

@@ -1,5 +1,4 @@
 import json
-import shutil
 
 import pandas as pd
 import pytest
@@ -152,17 +151,6 @@ def test_a_limit_is_neither_a_variant_nor_another_condition(run, make_cell):
     cells = load_run(run).cells
     assert cells["condition"].nunique() == 1
     assert set(cells["variant"]) == {""}
-
-
-def test_cells_of_the_same_settings_are_noticed(tmp_path, make_cell):
-    for budget in (128, 256, 512, 768):
-        folder = make_cell([[1]], policy="dynts", budget=budget)
-        shutil.copytree(folder, folder.with_name(f"{folder.name}-again"))
-    run = load_run(tmp_path / "run")
-    ids = [cell_id for cell_id in sorted(run.cells["cell_id"]) if not cell_id.endswith("-again")]
-    assert len(ids) == 4
-    said = [notice.partition(" have the same settings")[0] for notice in run.notices]
-    assert said[:4] == [f"Cells {cell_id}, {cell_id}-again" for cell_id in ids]
 
 
 @pytest.mark.parametrize("name", ["missing", "empty", "cell"])
