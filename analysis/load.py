@@ -337,15 +337,15 @@ def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
 
 def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
     """Return a row per cell with the columns of `Run.cells`; completions are not counted yet."""
-    variants = _variants([cell.settings for cell in cells])
-    table = pd.DataFrame(map(_cell_row, cells, variants))
+    table = pd.DataFrame(map(_cell_row, cells))
+    table["variant"] = _variants(cells, table)
     numbers = (*AXES, "bits", "expected", "draws", "unpacked_rows", "declared_bytes", "measured_bytes")
     # A column may have None alone, of which pandas makes objects.
     return table.astype(dict.fromkeys(numbers, "float64"))
 
 
-def _cell_row(cell: _Cell, variant: str) -> dict[str, Any]:
-    """Return a cell's row; `variant` is its text of `_variants`."""
+def _cell_row(cell: _Cell) -> dict[str, Any]:
+    """Return a cell's row; its variant follows from the other rows."""
     settings = cell.settings
     model = settings["model"]
     benchmark = settings["benchmark"]
@@ -354,8 +354,9 @@ def _cell_row(cell: _Cell, variant: str) -> dict[str, Any]:
     served = is_served(settings)
     cache = _cache(settings)
     server_record = record_of(cell.provenance.get("decoding_passes", []))
-    # A policy's title and kind, where it has them, tell it apart from another of its name.
-    variant_parts = [variant, policy.get("title"), policy.get("kind")]
+    policy_name = str(policy["name"])
+    if policy_name == "full" and settings.get("cache"):  # cells are compared with `full`, which is not quantized
+        policy_name = "full_packed"
     model_title = _title(model)
     if model.get("random_weights"):
         model_title += " (random weights)"
@@ -366,13 +367,13 @@ def _cell_row(cell: _Cell, variant: str) -> dict[str, Any]:
         "model_title": model_title,
         "benchmark": benchmark["name"],
         "benchmark_title": _title(benchmark),
-        "policy": _policy_name(settings),
+        "policy": policy_name,
         # The bits of a server's cache are its own matter.
         "bits": None if served else _bits(cache),
         "unpacked_rows": _unpacked_rows(cache),
         **{axis: policy.get(axis) for axis in AXES},
         "question": str(policy.get("question") or ""),
-        "variant": ", ".join(str(part) for part in variant_parts if part),
+        "variant": "",
         "engine": "server" if served else "kvsweep",
         "declared_bytes": policy.get("kept_bytes"),
         "measured_bytes": server_record.get(BYTES),
@@ -424,33 +425,24 @@ def _unpacked_rows(cache: dict[str, Any]) -> int | None:
     return rows
 
 
-def _policy_name(cell: dict[str, Any]) -> str:
-    """Return the policy's name; a quantized full cache has its own, because cells are compared with `full`."""
-    name = str(cell["policy"]["name"])
-    return "full_packed" if name == "full" and cell.get("cache") else name
-
-
 def _title(section: dict[str, Any]) -> str:
     return str(section.get("title") or section["name"])
 
 
-def _variants(settings: list[dict[str, Any]]) -> list[str]:
-    """Return, as `field=value`, each cell's settings that differ within one model, benchmark and policy.
+def _variants(cells: list[_Cell], table: pd.DataFrame) -> list[str]:
+    """Return, as `field=value`, each cell's settings that differ within one model, benchmark and policy of `table`.
 
     The grid's own axes are left out, and so is what differs only between benchmarks or models (a longer token limit).
     Bits of a quantized cache, and fp8, are always named, because the full cache beside it may not be quantized.
     """
-    values_of_cells = [settings_of(cell) for cell in settings]
-    models = [cell["model"]["name"] for cell in settings]
-    benchmarks = [cell["benchmark"]["name"] for cell in settings]
-    policies = pd.Series(map(_policy_name, settings), name="policy")
-    counts = pd.DataFrame(values_of_cells).groupby([models, benchmarks, policies]).nunique()
+    values_of_cells = [settings_of(cell.settings) for cell in cells]
+    counts = pd.DataFrame(values_of_cells).groupby([table["model"], table["benchmark"], table["policy"]]).nunique()
     varies = (counts > 1).groupby("policy").any()  # [policies, settings]
     # Bits and a policy's fields belong to that policy; any other setting that varies for one policy is named for all.
     common = varies.columns[~varies.columns.str.startswith(_OF_A_POLICY)]
     varies[common] |= varies[common].any()
     variants = []
-    for policy, values in zip(policies, values_of_cells, strict=True):
+    for cell, policy, values in zip(cells, table["policy"], values_of_cells, strict=True):
         fields = []
         for name, value in values.items():
             # "fp8" is the scheme of a cache.
@@ -459,6 +451,10 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
                 _, _, field_name = name.partition(".")
                 short = field_name if name.startswith(_OF_A_POLICY) else name
                 fields.append(f"{short}={value}")
+        # A policy's title and kind, where it has them, tell it apart from another of its name.
+        for name in ("title", "kind"):
+            if cell.settings["policy"].get(name):
+                fields.append(str(cell.settings["policy"][name]))
         variants.append(", ".join(fields))
     return variants
 
