@@ -278,8 +278,10 @@ def _outputs_in(folder: Path, reading: Reading) -> list[Path]:
     names = {path.name for path in repeats}
     if len(outputs) != max(1, len(names)):
         shown = ", ".join(map(str, outputs[:4])) or "none"
-        hint = "name a file, or a folder with one setting's files"
-        raise UserError(f"{folder} has {len(outputs)} files of outputs: {hint} ({shown}).")
+        raise UserError(
+            f"{folder} has {len(outputs)} files of outputs: name a file, or a folder with one setting's files "
+            f"({shown})."
+        )
     return outputs
 
 
@@ -416,10 +418,9 @@ def _problems(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Co
     problems = each(column, _id)
     for row, problem in problems.items():
         if not problem or not is_text(problem):
-            place = f"{answers['place'][row]} ({visible(str(column[row]))!r:.60})"
-            hint = f"name it {', '.join(_NAMES['id'][:3])}, or --column id=NAME"
             raise _Refusal(
-                f"has no problem's id in {place}, text or a whole number: {hint}; it has "
+                f"has no problem's id in {answers['place'][row]} ({visible(str(column[row]))!r:.60}), text or a whole "
+                f"number: name it {', '.join(_NAMES['id'][:3])}, or --column id=NAME; it has "
                 f"{visible(', '.join(map(str, rows))):.200}"
             )
     return problems
@@ -444,8 +445,10 @@ def _draws(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Colum
     numbers = each(column.dropna(), _whole)
     # Only a column that --column names can have other values: else `_are_draws` has refused it.
     for row in numbers.index[numbers.isna()]:
-        wrong = f"{reading.columns['draw']}={visible(str(column[row])):.40}"
-        raise _Refusal(f"has {wrong}, which is no draw: write a whole number from 0, or give --draws rows")
+        raise _Refusal(
+            f"has {reading.columns['draw']}={visible(str(column[row])):.40}, which is no draw: write a whole number "
+            "from 0, or give --draws rows"
+        )
     return numbers.reindex(answers.index).fillna(answers["draw"]).astype(int)
 
 

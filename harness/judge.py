@@ -217,7 +217,7 @@ def _regraded(answers: Answers, gold: Path | None, kind: Any) -> Answers:
     return regraded
 
 
-def _tags_of_texts(answers: Answers) -> dict[str, list[ThinkTags | None]]:
+def _tags_of_texts(answers: Answers) -> dict[str, list[Any]]:
     """The tags around the thinking of each text, by file; None for a text that shows none.
 
     Tags of any name are those of thinking if half of the texts of some file close them. Prompts open the thinking if
@@ -251,11 +251,10 @@ def _tags_of_texts(answers: Answers) -> dict[str, list[ThinkTags | None]]:
             unknown_ends = table.index[table["text"].notna() & ~table["ending"].isin(_ENDS)]
             if not unknown_ends.isin(thinking[name].index).all():
                 [tags, *_] = [*unopened[name], *opened_by_prompts]
-                share = f"{len(unopened[name]):,} of {len(table):,} texts close their thinking with {tags.end}"
                 raise UserError(
-                    f"{visible(name)}: {share}, so that an answer and a text that was cut off in its thinking look "
-                    "alike: --column stop_reason=NAME names the column that tells them apart, or drop all thinking "
-                    "from the texts."
+                    f"{visible(name)}: {len(unopened[name]):,} of {len(table):,} texts close their thinking with "
+                    f"{tags.end}, so that an answer and a text that was cut off in its thinking look alike: --column "
+                    "stop_reason=NAME names the column that tells them apart, or drop all thinking from the texts."
                 )
         # The tags that a text opens come first; tags that it only closes serve where the file has none.
         shown_tags = {row: text.tags for row, text in thinking[name].items() if text.opens or not opened}
@@ -516,15 +515,19 @@ def _notes_on_answers(answers: Answers, baseline: str) -> Iterator[str]:
         signs: Any = table["sign"].where(has_either, "no grade").value_counts()
         if len(signs):
             by_sign = ", ".join(f"{count:,} by {visible(sign):.60}" for sign, count in signs.items())
-            missing = f"{name}: {counted(signs.sum(), 'answer')} of {len(table):,} are missing and not wrong"
-            yield f"{missing}, as no answer is known: {by_sign}."
+            yield (
+                f"{name}: {counted(signs.sum(), 'answer')} of {len(table):,} are missing and not wrong, as no answer "
+                f"is known: {by_sign}."
+            )
         for reason, count in table["ending"][table["sign"].isna()].value_counts().items():
             share = f"{name}: {counted(count, 'answer')} of {len(table):,}"
             if reason == "length":
                 yield f"{share} were cut off, at their longest or in their thinking."
             elif reason != "stop":
-                ended = f"{share} ended by {reason!r}, which is no known end or limit"
-                yield f"{ended}: the text alone says if it was cut off."
+                yield (
+                    f"{share} ended by {reason!r}, which is no known end or limit: the text alone says if it was cut "
+                    "off."
+                )
         if "theirs" in table:
             yield from _disagreements(name, table)
         yield from _errors_as_texts(name, table)
@@ -565,8 +568,10 @@ def _errors_as_texts(name: str, table: pd.DataFrame) -> Iterator[str]:
     total = table["problem_id"].nunique()
     # Two problems may have the same wrong text by chance; three seldom do, and of many problems more have to.
     for text, count in problems[problems >= max(3, _OFTEN * total)].items():
-        repeated = f"{name}: {visible(str(text))!r:.60} is the text of {count:,} of {total:,} problems and never right"
-        yield f"{repeated}: if it says that a request failed, leave these rows out, so that they count as missing."
+        yield (
+            f"{name}: {visible(str(text))!r:.60} is the text of {count:,} of {total:,} problems and never right: if "
+            "it says that a request failed, leave these rows out, so that they count as missing."
+        )
 
 
 def _notes_on_pairs(name: str, verdict: Verdict, baseline: str) -> Iterator[str]:
@@ -592,8 +597,10 @@ def _notes_on_pairs(name: str, verdict: Verdict, baseline: str) -> Iterator[str]
         yield f"{name}: all {both:,} texts are those of {baseline}: check that the setting was on."
     # Half of the texts differ, or none is to be compared, and not a single grade differs.
     elif 2 * differ >= both and not np.nan_to_num(pairs).any():
-        grades = f"all {counted(pairs.size - missing, 'grade')} are those of {baseline}"
-        yield f"{name}: {grades}: check that the column is the answer's grade and not the question's."
+        yield (
+            f"{name}: all {counted(pairs.size - missing, 'grade')} are those of {baseline}: check that the column is "
+            "the answer's grade and not the question's."
+        )
 
 
 def _in_words(verdicts: Mapping[str, Verdict], baseline: str, margin: float) -> Iterator[str]:

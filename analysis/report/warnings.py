@@ -157,8 +157,10 @@ def not_evicted(run: Run) -> Iterator[str]:
         half_of_median = max(1, int(lengths.median()) // 2)
         triggers = (largest, half_of_median)  # the largest that some text outgrows, and one that most texts do
         suggestions = [f"policy.budget={trigger} would evict in {(lengths > trigger).sum()}" for trigger in triggers]
-        nothing = "nothing was evicted, because no cache outgrew its trigger"
-        yield f"{_panel_title(row)}: {nothing}. Of {counted(len(lengths), 'text')} {', '.join(suggestions)}."
+        yield (
+            f"{_panel_title(row)}: nothing was evicted, because no cache outgrew its trigger. Of "
+            f"{counted(len(lengths), 'text')} {', '.join(suggestions)}."
+        )
 
 
 # --- Servers beside their baseline ----------------------------------------------------------------------------

@@ -56,14 +56,18 @@ class BenchmarkConfig:
         if self.path is None and getattr(self, needed) is None:
             raise UserError(f"benchmark.source={self.source} needs benchmark.{needed}; set it, or set benchmark.path.")
         if 0 < len(self.columns.keys() & set(WRONG_OPTIONS)) < len(WRONG_OPTIONS):
-            rule = f"must name all of {', '.join(WRONG_OPTIONS)} or none"
-            raise UserError(f"benchmark.columns={self.columns!r} {rule}; add them.")
+            raise UserError(
+                f"benchmark.columns={self.columns!r} must name all of {', '.join(WRONG_OPTIONS)} or none; add them."
+            )
         if self.has_options and self.answer_kind != "letter":
-            rule = "must be letter where columns name options"
-            raise UserError(f"benchmark.answer_kind={self.answer_kind} {rule}; set it.")
+            raise UserError(
+                f"benchmark.answer_kind={self.answer_kind} must be letter where columns name options; set it."
+            )
         if self.has_options and self.answer_after is not None:
-            reason = "cannot be set where columns name options, which are compared by their letters"
-            raise UserError(f"benchmark.answer_after={self.answer_after!r} {reason}; set it to null.")
+            raise UserError(
+                f"benchmark.answer_after={self.answer_after!r} cannot be set where columns name options, which are "
+                "compared by their letters; set it to null."
+            )
 
     @property
     def has_options(self) -> bool:

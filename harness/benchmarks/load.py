@@ -42,9 +42,11 @@ class Prompt(NamedTuple):
         try:
             prompt = self.template.render(values)
         except Exception as error:  # a template is a program and can raise anything
-            reason = f"cannot ask this benchmark ({type(error).__name__}: {str(error)[:80]!r})"
             usable = "problem and options" if options else "problem alone"
-            raise UserError(f"benchmark.prompt={self.name} {reason}; choose a prompt that uses {usable}.") from None
+            raise UserError(
+                f"benchmark.prompt={self.name} cannot ask this benchmark ({type(error).__name__}: "
+                f"{str(error)[:80]!r}); choose a prompt that uses {usable}."
+            ) from None
         if problem not in prompt:
             raise UserError(f"benchmark.prompt={self.name} leaves the problem out; put {{{{ problem }}}} into it.")
         return prompt
@@ -64,8 +66,10 @@ def read_prompt(name: str) -> Prompt:
         ).from_string(text)
     except Exception as error:  # Python's compiler, too, can refuse what jinja2 makes of a template
         choices = ", ".join(sorted(path.stem for path in PROMPTS.glob("*.jinja")))
-        reason = f"is neither a name nor a readable file, or is no template ({type(error).__name__})"
-        raise UserError(f"benchmark.prompt={name!r:.80} {reason}; choose one of {choices}, or give a path.") from None
+        raise UserError(
+            f"benchmark.prompt={name!r:.80} is neither a name nor a readable file, or is no template "
+            f"({type(error).__name__}); choose one of {choices}, or give a path."
+        ) from None
     return Prompt(name=name, template=template)
 
 
@@ -94,9 +98,10 @@ def load_problems(config: BenchmarkConfig, *, only_estimated: bool = False) -> B
         expected = getattr(config, name)
         # A local file in place of the hub's data set may be any part of it.
         if config.source == "hub" and config.path is None and expected not in (None, value):
-            other = f"{len(rows)} problems of content hash {problems_hash}, not benchmark.{name}={expected}"
-            hint = f"set benchmark.revision to the right commit, or benchmark.{name}={value} to take the data as it is"
-            raise UserError(f"{origin} holds {other}; {hint}.")
+            raise UserError(
+                f"{origin} holds {len(rows)} problems of content hash {problems_hash}, not benchmark.{name}={expected};"
+                f" set benchmark.revision to the right commit, or benchmark.{name}={value} to take the data as it is."
+            )
     return Benchmark(
         name=config.name,
         problems=tuple(problems[: config.limit]),
@@ -137,8 +142,10 @@ def _columns(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> dict[
         elif configured and name in existing:
             columns[name] = name
         elif name != "id":
-            missing = f"no column {configured!r}, its columns are {', '.join(map(repr, rows[0].values))}"
-            raise UserError(f"{origin} has {missing}; name the right one with benchmark.columns.{name}=NAME.")
+            raise UserError(
+                f"{origin} has no column {configured!r}, its columns are {', '.join(map(repr, rows[0].values))}; "
+                f"name the right one with benchmark.columns.{name}=NAME."
+            )
     return columns
 
 
@@ -174,8 +181,9 @@ def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> tupl
             gold = _gold(row, columns["answer"], config)
         content = (text, *sorted(options.values()))  # sorted: another id gives the same options other letters
         if content in first_rows:
-            again = f"{row.where} has the problem of {first_rows[content]} again"
-            raise UserError(f"{again}, under another id; delete one.")
+            raise UserError(
+                f"{row.where} has the problem of {first_rows[content]} again, under another id; delete one."
+            )
         first_rows[content] = row.where
         prompt = template.ask(text, options)
         if config.answer_kind == "letter" and not options:
@@ -206,8 +214,11 @@ def _with_comparable_answers(rows: list[FileRow], column: str, config: Benchmark
         else:
             comparable.append(row)
     if faults:
-        note = f"benchmark {config.name}: {len(faults)} of {len(rows)} problems are left out (leave_out_faulty)"
-        print(f"{note}, the first because {faults[0]}", file=sys.stderr)
+        print(
+            f"benchmark {config.name}: {len(faults)} of {len(rows)} problems are left out (leave_out_faulty), the "
+            f"first because {faults[0]}",
+            file=sys.stderr,
+        )
     return comparable
 
 
@@ -221,8 +232,10 @@ def _ids(rows: list[FileRow], texts: list[str], column: str | None) -> list[str]
             problem_id = problem_id.removesuffix(".0")
         if problem_id in first_rows:
             repeated = "problem text" if column is None else f"id {problem_id!r}"
-            again = f"{row.where} has the {repeated} of {first_rows[problem_id]} again"
-            raise UserError(f"{again}; ids must differ, so change or delete one.")
+            raise UserError(
+                f"{row.where} has the {repeated} of {first_rows[problem_id]} again; ids must differ, so change or "
+                "delete one."
+            )
         first_rows[problem_id] = row.where
     return list(first_rows)  # in the order of the rows
 
@@ -258,8 +271,10 @@ def _gold(row: FileRow, column: str, config: BenchmarkConfig) -> str:
     after = config.answer_after
     if after is None:
         if SOLUTION_END in str(value):
-            hint = f"""set 'benchmark.answer_after="{SOLUTION_END}"' to take what follows"""
-            raise UserError(f"{place} is a worked solution with {SOLUTION_END} before its answer; {hint}.")
+            raise UserError(
+                f"{place} is a worked solution with {SOLUTION_END} before its answer; set "
+                f"""'benchmark.answer_after="{SOLUTION_END}"' to take what follows."""
+            )
     else:
         _, sign, value = str(value).rpartition(after)  # behind the last one: a solution may contain more
         if not sign:
@@ -267,8 +282,10 @@ def _gold(row: FileRow, column: str, config: BenchmarkConfig) -> str:
     try:
         return read_gold(value, config.answer_kind)
     except ValueError as error:
-        hint = "write the answer alone, name what stands before it with benchmark.answer_after, or delete the row"
-        raise UserError(f"{place} {error}; {hint}.") from None
+        raise UserError(
+            f"{place} {error}; write the answer alone, name what stands before it with benchmark.answer_after, or "
+            "delete the row."
+        ) from None
 
 
 def _value(row: FileRow, column: str, meaning: str) -> object:

@@ -54,14 +54,16 @@ def check_options(choices: Sequence[str], row: FileRow) -> None:
     right, *wrong = choices
     # A question about letters, such as "which blood type", has letters as all its options.
     if right in LETTERS and all(len(choice) > 1 for choice in wrong):
-        fault = f"the right option {right!r}, a letter beside options that are texts"
         raise UserError(
-            f"{row.where} has {fault}; give a column with the right option's text as benchmark.columns.answer."
+            f"{row.where} has the right option {right!r}, a letter beside options that are texts; give a column with "
+            "the right option's text as benchmark.columns.answer."
         )
     labels = [label[1] for label in map(_LABEL.match, choices) if label]
     if sorted(labels) == [*LETTERS]:
-        fault = f"options with letters of their own, such as {right!r:.60}"
-        raise UserError(f"{row.where} has {fault}; delete these letters, since kvsweep writes its own.")
+        raise UserError(
+            f"{row.where} has options with letters of their own, such as {right!r:.60}; delete these letters, since "
+            "kvsweep writes its own."
+        )
 
 
 def check_letter(row: FileRow, prompt: str, gold: str) -> None:
@@ -85,8 +87,9 @@ def check_lists(row: FileRow, text: str, *, named: bool) -> None:
     for column, value in row.values.items():
         is_candidate = not named or column.lower() in _OPTION_COLUMNS
         if is_candidate and isinstance(value, list | Mapping) and not all(choice in text for choice in _texts(value)):
-            hint = f"{_HINT}, or delete the column"
-            raise UserError(f"{row.where} has a list in column {column!r}, which no prompt asks; {hint}.")
+            raise UserError(
+                f"{row.where} has a list in column {column!r}, which no prompt asks; {_HINT}, or delete the column."
+            )
 
 
 def _texts(value: object) -> list[str]:

@@ -51,8 +51,11 @@ def read_source(config: BenchmarkConfig, *, only_estimated: bool) -> tuple[list[
 
 def _stand_ins(config: BenchmarkConfig, reason: UserError) -> tuple[list[FileRow], str, BenchmarkConfig]:
     """Return `expected_count` questions of one length, to estimate a sweep of a data set that cannot be had here."""
-    counted = f"{config.expected_count} questions of {_STAND_IN_CHARS:,} characters (benchmark.expected_count)"
-    print(f"{reason} The dry run counts {counted}, and no stored cell of theirs as done.", file=sys.stderr)
+    print(
+        f"{reason} The dry run counts {config.expected_count} questions of {_STAND_IN_CHARS:,} characters "
+        "(benchmark.expected_count), and no stored cell of theirs as done.",
+        file=sys.stderr,
+    )
     # The right option is "A" or "0", the wrong ones are "1" to "3", which nothing reads in a benchmark without options.
     # A question for a letter without option columns has its options in its text.
     values: dict[str, Any] = {name: str(number) for number, name in enumerate(WRONG_OPTIONS, start=1)}
@@ -91,8 +94,10 @@ def _read_hub(config: BenchmarkConfig) -> list[FileRow]:
     except Exception as error:  # four libraries raise here; their errors have no common base class
         raise UserError(_hub_message(config, error)) from error
     if config.revision is None:
-        unpinned = f"benchmark {config.name}: {config.hub_id} is not pinned to a revision"
-        print(f"{unpinned}; the newest one is used.", file=sys.stderr)
+        print(
+            f"benchmark {config.name}: {config.hub_id} is not pinned to a revision; the newest one is used.",
+            file=sys.stderr,
+        )
     return _dataset_rows(data, str(config.hub_id))
 
 
@@ -116,8 +121,10 @@ def _hub_message(config: BenchmarkConfig, error: Exception) -> str:
         reason = "cannot be reached and is not in the local cache; check the network"
     else:
         reason = f"did not load ({type(error).__name__}); check benchmark.split and benchmark.revision"
-    place = f"Dataset {config.hub_id} (revision={config.revision or 'newest'}, split={config.split})"
-    return f"{place} {reason}, or give benchmark.path=FILE."
+    return (
+        f"Dataset {config.hub_id} (revision={config.revision or 'newest'}, split={config.split}) {reason}, or give "
+        "benchmark.path=FILE."
+    )
 
 
 def _cache_fault(error: Exception) -> str | None:
@@ -165,8 +172,10 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
     is_saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
     place = str(path.absolute())
     if not is_saved and glob.escape(place) != place:
-        has = "has *, ? or [ in its name, which datasets reads as a pattern"
-        raise UserError(f"benchmark.path={path} {has}; rename the folder, or give a file.")
+        raise UserError(
+            f"benchmark.path={path} has *, ? or [ in its name, which datasets reads as a pattern; rename the folder, "
+            "or give a file."
+        )
     try:
         if is_saved:
             data: Any = datasets.load_from_disk(str(path))  # rows by split, or rows without splits
@@ -177,8 +186,9 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
         fault = _cache_fault(error)
         if fault:
             raise UserError(f"benchmark.path={path} did not load; {fault}.") from error
-        reason = f"is no folder datasets can load ({type(error).__name__})"
-        raise UserError(f"benchmark.path={path} {reason}; give a file.") from error
+        raise UserError(
+            f"benchmark.path={path} is no folder datasets can load ({type(error).__name__}); give a file."
+        ) from error
     if not isinstance(data, Mapping):
         return _dataset_rows(data, str(path))
     name = next(iter(data)) if len(data) == 1 else split  # a single split needs no name

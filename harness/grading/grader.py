@@ -72,9 +72,10 @@ class Grader(Workers):
         golds = standard.golds
         for completion in completions.values():
             if completion.problem_id not in golds:
-                hint = "restore it, or delete the folder and run the cell again"
-                holds = f"{directory / shard.file(row_types.COMPLETIONS_FILE)} holds problem {completion.problem_id!r}"
-                raise UserError(f"{holds}, and {row_types.PROBLEMS_FILE} does not; {hint}.")
+                raise UserError(
+                    f"{directory / shard.file(row_types.COMPLETIONS_FILE)} holds problem {completion.problem_id!r}, "
+                    f"and {PROBLEMS_FILE} does not; restore it, or delete the folder and run the cell again."
+                )
         old_grades, is_clean = _stored_grades(stored, shard)
         grades = {}
         for key, grade in old_grades.items():
@@ -209,8 +210,7 @@ def grade(directory: Path, *, workers: int, timeout: float, regrade: bool, why: 
     if why is None:
         texts = [_summary_line(f"total of {counted(len(cells), 'cell')}", total)]
     elif not texts:
-        unknown = f"{directory} holds no completion of a problem {why!r}"
-        raise UserError(f"{unknown}; give an id of its {PROBLEMS_FILE}.")
+        raise UserError(f"{directory} holds no completion of a problem {why!r}; give an id of its {PROBLEMS_FILE}.")
     print("\n".join(texts))
 
 
