@@ -155,10 +155,8 @@ def _write(path: Path, rows: Iterator[dict[str, Any]], schema: pa.Schema) -> Non
 def card(table: pd.DataFrame, data: Path, schema: pa.Schema, *, problems: bool) -> str:
     """The dataset card of the cells in `table`, whose Parquet files lie in `data`; `problems` is that of `export`."""
     table = table.assign(**table[[*CARD_NAMES]].map(str).map(markdown_text))
-    files = sorted(data.glob("*.parquet"))
-    rows = sum(pq.read_metadata(path).num_rows for path in files)
     # The last digest is that of all contents; none without files.
-    digest = (digests(files) or [""])[-1]
+    digest = (digests(sorted(data.glob("*.parquet"))) or [""])[-1]
     # `datasets` names its cache by this front matter: without the digest it would open the rows of another export.
     config = {"config_name": "default", "data_files": f"{DATA_FOLDER}/*.parquet", "description": f"content {digest}"}
     configs = [config]
@@ -179,7 +177,7 @@ def card(table: pd.DataFrame, data: Path, schema: pa.Schema, *, problems: bool) 
         "card.md.jinja",
         front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True),
         title=front["pretty_name"],
-        rows=rows,
+        rows=_count(data),
         cells=table,
         models=_named(table, "model"),
         benchmarks=_named(table, "benchmark"),
@@ -192,6 +190,11 @@ def card(table: pd.DataFrame, data: Path, schema: pa.Schema, *, problems: bool) 
         gated=GATED,
         problems=problems,
     )
+
+
+def _count(data: Path) -> int:
+    """The rows of all Parquet files in a folder."""
+    return sum(pq.read_metadata(path).num_rows for path in data.glob("*.parquet"))
 
 
 def _named(table: pd.DataFrame, kind: str) -> str:
@@ -275,7 +278,7 @@ def export_run(directory: Path, output: Path | None, push_to_hub: str | None, *,
     folder, notices = export(directory, output, **what)
     for notice in notices:
         print(f"note: {notice}", file=sys.stderr)
-    rows = sum(pq.read_metadata(path).num_rows for path in (folder / DATA_FOLDER).glob("*.parquet"))
-    print(f"{folder}\n{counted(rows, 'row')}; in Python: datasets.load_dataset({str(folder)!r}, split='train')")
+    rows = counted(_count(folder / DATA_FOLDER), "row")
+    print(f"{folder}\n{rows}; in Python: datasets.load_dataset({str(folder)!r}, split='train')")
     if push_to_hub:
         push(folder, push_to_hub, public=public)

@@ -269,7 +269,13 @@ def _outputs_in(folder: Path, reading: Reading) -> list[Path]:
     """The one file of outputs below a folder, or its files of one draw each."""
     files = sorted(path for path in folder.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
     repeats = [path for path in files if _REPEAT.search(path.stem)]
-    outputs = repeats or [path for path in files if _begins_with_outputs(path, reading)]
+    outputs = [*repeats]
+    if not repeats:
+        for path in files:
+            with suppress(UserError):
+                # The first row need not be one that `where` takes.
+                read_outputs([path], replace(reading, where={}), most=1)
+                outputs.append(path)
     # NeMo Evaluator writes each answer into three files, of which this one is read.
     results = [path for path in outputs if path.name == "results.jsonl"]
     if len(results) == 1:
@@ -283,14 +289,6 @@ def _outputs_in(folder: Path, reading: Reading) -> list[Path]:
             f"({shown})."
         )
     return outputs
-
-
-def _begins_with_outputs(path: Path, reading: Reading) -> bool:
-    with suppress(UserError):
-        # The first row need not be one that `where` takes.
-        read_outputs([path], replace(reading, where={}), most=1)
-        return True
-    return False
 
 
 class _Refusal(Exception):

@@ -35,14 +35,14 @@ def judged_page(
     cells = []
     blocks = {}  # of each setting: the texts that the page shows
     for name, setting_rows in rows.items():
-        graded = setting_rows["correct"].dropna()
+        graded, pass_at_1 = setting_rows["correct"].agg(["count", "mean"]).tolist()
         cells.append(
             {
                 "cell_id": ids[name],
                 "name": name,
                 "said": sentences.get(name),
-                "graded": len(graded),
-                "pass_at_1": float(graded.mean()) if len(graded) else None,
+                "graded": graded,
+                "pass_at_1": pass_at_1,
             }
         )
         shown: Any = setting_rows[setting_rows["text"].notna() & setting_rows.index.isin(shown_pairs)]

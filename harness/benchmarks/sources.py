@@ -2,7 +2,7 @@
 
 import glob
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,13 +155,13 @@ def _read_path(path: Path, split: str | None) -> list[FileRow]:
         return _read_folder(path, split)
     if path.suffix.lower() not in _SUFFIXES:
         raise UserError(f"benchmark.path={path} must end in one of {', '.join(_SUFFIXES)}; convert it.")
-    _refuse_pointer(path)
-    return list(rows_of_file(path))
+    return list(_file_rows(path))
 
 
-def _refuse_pointer(path: Path) -> None:
-    if is_lfs_pointer(path):
+def _file_rows(path: Path) -> Iterator[FileRow]:
+    if is_lfs_pointer(path):  # else it would be read as a CSV
         raise UserError(f"{path} is a Git LFS pointer in place of the file; run `git lfs pull` in the clone.")
+    return rows_of_file(path)
 
 
 def _read_folder(path: Path, split: str | None) -> list[FileRow]:
@@ -199,16 +199,14 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
         return _dataset_rows(data[name], str(path))
     rows = list[FileRow]()
     for file in data[name]:
-        rows += rows_of_file(Path(file))
+        rows += _file_rows(Path(file))
     return rows
 
 
 def _check_entries(path: Path) -> None:
-    """Refuse a folder with too many entries, or with an entry that is no whole file of data."""
+    """Refuse a folder with too many entries, or with an entry that might never end."""
     for number, entry in enumerate(path.rglob("*")):
         if entry.exists() and not entry.is_file() and not entry.is_dir():
             raise UserError(f"{entry} is a pipe, a device or a socket, which might never end; remove it.")
-        if entry.suffix.lower() in _SUFFIXES:
-            _refuse_pointer(entry)  # else it would be read as a CSV
         if number == MOST_ENTRIES:
             raise UserError(f"benchmark.path={path} holds more than {MOST_ENTRIES:,} entries; give a file.")

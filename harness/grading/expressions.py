@@ -156,7 +156,7 @@ def _same_otherwise(answer: str, gold: str, also_named: re.Pattern[str] = _NAME)
     gold_kind, gold_parts = _structure(gold)
     signs = set(kind.split())
     if signs in ({"="}, {r"\in"}):
-        return _same_equation(parts, gold, also_named, is_equation=signs == {"="})
+        return _same_equation(kind, parts, gold, also_named)
     # x \neq 5 is all numbers without 5.
     if signs == {r"\neq"} and len(parts) == 2 and r"\cup" in gold:
         return _same(rf"(-\infty, {parts[1]}) \cup ({parts[1]}, \infty)", gold)
@@ -190,18 +190,16 @@ def _same_otherwise(answer: str, gold: str, also_named: re.Pattern[str] = _NAME)
     return None
 
 
-def _same_equation(
-    parts: list[str], gold: str, also_named: re.Pattern[str], *, is_equation: bool
-) -> tuple[bool, str] | None:
-    """Whether an equation, or else a name in a set, says the same as something that has another structure.
+def _same_equation(kind: str, parts: list[str], gold: str, also_named: re.Pattern[str]) -> tuple[bool, str] | None:
+    """Whether an equation, or a name in a set, as `kind` says, says the same as something that has another structure.
 
     None if an equation of tuples has more names than values, or fewer.
     """
     gold_kind, gold_parts = _structure(gold)
     left = parts[0].strip()
     is_named = bool(_NAME.fullmatch(_INDICES.sub("", left).strip()) or also_named.fullmatch(left))
-    are_equations = is_equation and set(gold_kind.split()) == {"="}
-    is_of_tuples = is_equation and len(parts) == 2 and parts[0].startswith("(")  # (n, k) = (2, 3)
+    are_equations = "=" in kind and set(gold_kind.split()) == {"="}
+    is_of_tuples = kind == "=" and parts[0].startswith("(")  # (n, k) = (2, 3)
     if is_of_tuples and gold_kind == "list":
         _, names = _structure(parts[0])
         _, numbers = _structure(parts[1])
