@@ -48,7 +48,8 @@ DIFFER = (0.25, 0.1)
 class Group(NamedTuple):
     """Cells of a job that decode together, in slots of one capacity.
 
-    `forks` are their first evictions. `pace` is tokens per second, NaN where nothing says it, and `how` it is made up.
+    `forks` are the first evictions of the cells of earlier groups and of these. `pace` is tokens per second, NaN where
+    nothing says it, and `how` it is made up.
     """
 
     cells: list[Cell]
@@ -60,6 +61,14 @@ class Group(NamedTuple):
     def title(self) -> str:
         names = {cell.policy.name for cell in self.cells}
         return "full cache" if names == {"full"} else counted(len(self.cells), "cell")
+
+    def tokens(self, lengths: Sequence[int]) -> float:
+        """Return the tokens of a text that the group decodes: all but what earlier groups wrote before its forks.
+
+        `lengths`: texts that stand for all.
+        """
+        earlier_forks = self.forks[: -len(self.cells)]
+        return (forked_tokens(lengths, self.forks) - forked_tokens(lengths, earlier_forks)) / len(lengths)
 
 
 @dataclass(frozen=True)
@@ -131,17 +140,18 @@ def _plan(share: Share) -> Plan:
     basis = f"mean length {mean_length:.0f} {'measured' if assumed is None else 'assumed'}"
     if is_at_most:
         basis = f"every text {limit} long at most"
-    head = f"{pace:,.0f} tokens/s measured"
+    pace_basis = "measured"
     if job.assume.tokens_per_second is not None:
         pace = job.assume.tokens_per_second
-        head = f"{pace:,.0f} tokens/s assumed"
+        pace_basis = "assumed"
     elif job.card is not None:
         pace = math.nan  # each group has that of its slots
+    groups = groups_of(job, question, pace)
+    head = f"{pace:,.0f} tokens/s {pace_basis}"
     if math.isnan(pace):
         head = _PACE_UNKNOWN
-    groups = groups_of(job, question, pace)
-    if math.isnan(pace) and job.card is not None:
-        head, groups = _on_card(job, job.card, groups, question, mean_length)
+        if job.card is not None:
+            head, groups = _on_card(job, job.card, groups, question, mean_length)
     return Plan(share, question, groups, lengths, is_at_most, basis, text_bytes or mean_length * _TOKEN_BYTES, head)
 
 
@@ -178,18 +188,16 @@ def _rows(plan: Plan, share: Share) -> list[dict[str, Any]]:
     job = share.job
     pairs = set(share.pairs)
     missing = {cell.cell_id: len(pairs - job.stored(cell).pairs()) for cell in lacking(share)}  # completions
-    most = _tokens_a_text(plan.groups, [job.decoding.max_new_tokens])
-    expected = _tokens_a_text(plan.groups, plan.lengths)
     rows = []
-    for group, most_tokens, text_tokens in zip(plan.groups, most, expected, strict=True):
+    for group in plan.groups:
         completions = sum(missing.get(cell.cell_id, 0) for cell in group.cells)  # a cell that is done misses none
         texts = completions / len(group.cells)  # as if the cells of a group lacked the same texts
-        tokens = text_tokens * texts
+        tokens = group.tokens(plan.lengths) * texts
         rows.append(
             {
                 "": f"{job.name}, {group.title}",
                 "completions": completions,
-                "tokens at most": most_tokens * texts,
+                "tokens at most": group.tokens([job.decoding.max_new_tokens]) * texts,
                 "tokens expected": math.nan if plan.is_at_most else tokens,
                 "hours": tokens / group.pace / 3600,
                 "disk, MiB": completions * plan.text_bytes / 2**20,
@@ -229,10 +237,12 @@ def groups_of(job: Job, question: int, pace: float) -> list[Group]:
     """Return the cells with slots as long as their completions, and the others, in the order that `decode` takes."""
     limit = job.decoding.max_new_tokens
     groups = []
+    forks: list[int | None] = []
     for growing in (True, False):
         cells = [cell for cell in job.cells if grows(cell.policy, question, limit) == growing]
         if cells:
-            groups.append(Group(cells, [job.first_eviction(cell.policy, question) for cell in cells], pace))
+            forks = forks + [job.first_eviction(cell.policy, question) for cell in cells]
+            groups.append(Group(cells, forks, pace))
     return groups
 
 
@@ -252,22 +262,6 @@ def _stored(job: Job) -> tuple[list[int], float, float]:
             seconds += row.wall_seconds / row.cells
             tokens += row.tokens_total / row.cells
     return lengths, size / max(1, len(lengths)), tokens / seconds if seconds else math.nan
-
-
-def _tokens_a_text(groups: Sequence[Group], lengths: Sequence[int]) -> list[float]:
-    """Return the tokens of a text that each group decodes: a later one gets what an earlier one wrote before its forks.
-
-    `lengths`: texts that stand for all.
-    """
-    tokens: list[float] = []
-    forks: list[int | None] = []  # of the cells of this group and of those before it
-    tokens_before = 0  # that all cells of the earlier groups take for the texts of `lengths`
-    for group in groups:
-        forks += group.forks
-        tokens_with_group = forked_tokens(lengths, forks)
-        tokens.append((tokens_with_group - tokens_before) / len(lengths))
-        tokens_before = tokens_with_group
-    return tokens
 
 
 def _slots_on(job: Job, card: Card, weights: int, group: Group, question: int) -> int:
@@ -322,11 +316,9 @@ def _describe(plan: Plan) -> list[str]:
     for kind, command in sorted(artifacts):
         lines.append(f"  lacking: {setting(kind)}, which `{command}` makes; without it the sweep is refused")
     lines += [f"  memory: {_memory(job, plan.question)}", *_sizes(job), *_notes(plan)]
-    forks: list[int | None] = []
-    for group in plan.groups:
-        forks += group.forks
-    # The grid decodes shared tokens once; compare it with all cells decoded by themselves.
-    times_fewer = saving(plan.lengths, forks)
+    # The grid decodes shared tokens once; compare it with all cells decoded by themselves. The last group's forks are
+    # all cells'.
+    times_fewer = saving(plan.lengths, plan.groups[-1].forks)
     lines.append(f"  tokens: {plan.lengths_basis}, {times_fewer:.2f} times fewer than cell by cell")
     lines.append(f"  speed: {plan.head}")
     for group in plan.groups:
