@@ -183,7 +183,7 @@ def decode_attention(
     """Attention of one new token per slot over that slot's live rows.
 
     query [slots, q_heads, head_dim], where q_heads is a multiple of kv_heads (grouped queries share a key head); keys
-    and values [slots, kv_heads, capacity, head_dim]; lengths [slots] or [slots, kv_heads], each from 1 to capacity.
+    and values [slots, kv_heads, capacity, head_dim]; lengths [slots], each from 1 to capacity.
     `scaling`, usually head_dim ** -0.5, multiplies the logits; `sinks` [q_heads] are logits beside each query head's
     rows; `softcap` as in `capped`; `unseen` is `unseen_rows` of the lengths, where the caller has it for all layers.
     Rows may be fp8 (`kernels.fp8`): `scales` of keys and of values are then [slots, kv_heads, capacity, 1], or none.
@@ -195,8 +195,8 @@ def decode_attention(
     """
     if keys.itemsize == 1 or (keys.itemsize == 2 and keys.device.type == "cpu"):
         # `unseen` is not passed on: it is made again for the few slots that are widened together.
-        how: dict[str, Any] = {"scaling": scaling, "return_mass": return_mass, "sinks": sinks, "softcap": softcap}
-        return _attend_widened(query, (keys, values), scales, lengths, how)
+        attend = partial(decode_attention, scaling=scaling, return_mass=return_mass, sinks=sinks, softcap=softcap)
+        return _attend_widened(attend, query, keys, values, lengths, *scales)
     slots, kv_heads, capacity, head_dim = keys.shape
     grouped = query.reshape(slots, kv_heads, -1, head_dim)  # [slots, kv_heads, group, head_dim]
     group = grouped.shape[2]
@@ -217,28 +217,33 @@ def decode_attention(
 
 
 def unseen_rows(lengths: Tensor, rows: int) -> Tensor:
-    """Minus infinity for each row at or beyond a slot's length, else 0, [slots, kv_heads or 1, 1, rows]."""
-    dead = torch.arange(rows, device=lengths.device) >= lengths.reshape(len(lengths), -1, 1, 1)
+    """Minus infinity for each row at or beyond a slot's length, else 0, [slots, 1, 1, rows]."""
+    dead = torch.arange(rows, device=lengths.device) >= lengths[:, None, None, None]
     return torch.where(dead, float("-inf"), 0.0)
 
 
-def _attend_widened(
-    query: Tensor, rows: Sequence[Tensor], scales: Sequence[Tensor], lengths: Tensor, how: dict[str, Any]
-) -> Attended:
-    """Attend in float32 over 16-bit or fp8 rows, a few slots at a time; 16-bit products on a CPU would round logits."""
-    few = max(1, _WIDENED_NUMBERS // rows[0][0].numel())  # slots; rows[0][0] is one slot's keys
-    parts = [tensor.split(few) for tensor in (query, *rows, lengths, *scales)]
-    outputs, masses = [], []
-    for few_queries, keys, values, few_lengths, *few_scales in zip(*parts, strict=True):
+def _attend_widened(attend: Callable[..., Attended], query: Tensor, keys: Tensor, *others: Tensor) -> Attended:
+    """Attend in float32 over 16-bit or fp8 rows, a few slots at a time; 16-bit products on a CPU would round logits.
+
+    `others` are the values and the lengths, then the scales of keys and values if they have scales.
+    """
+    few = max(1, _WIDENED_NUMBERS // keys[0].numel())  # slots
+    columns = [tensor.split(few) for tensor in (query, keys, *others)]
+    parts = []
+    for few_queries, few_keys, few_values, few_lengths, *few_scales in zip(*columns, strict=True):
         wide = _wide(few_queries)
         key_scale, value_scale = few_scales or (None, None)
-        wide_keys = widened(keys, key_scale, wide.dtype)
-        wide_values = widened(values, value_scale, wide.dtype)
-        output, mass = decode_attention(wide, wide_keys, wide_values, few_lengths, **how)
-        outputs.append(output)
-        if mass is not None:
-            masses.append(mass)
-    return torch.cat(outputs).to(query.dtype), torch.cat(masses) if masses else None
+        wide_keys = widened(few_keys, key_scale, wide.dtype)
+        wide_values = widened(few_values, value_scale, wide.dtype)
+        parts.append(attend(wide, wide_keys, wide_values, few_lengths))
+    output, mass = joined(parts)
+    return output.to(query.dtype), mass
+
+
+def joined(parts: Sequence[Attended]) -> Attended:
+    """Join the attention of consecutive parts; either all have a mass or none has."""
+    outputs, masses = zip(*parts, strict=True)
+    return torch.cat(outputs), None if masses[0] is None else torch.cat(masses)
 
 
 def _logits(query: Tensor, keys: Tensor, scaling: float) -> Tensor:
@@ -322,32 +327,28 @@ def _row_sums(weights: Tensor, values: Tensor) -> Tensor:
     torch's embedding bag adds row after row (FBGEMM), so that no sum depends on the other slots or on rows of weight 0.
     It reads the rows where they lie, and takes two thirds of the time of a product of matrices this small.
     """
-    slots, kv_heads, rows, width = values.shape
+    width = values.shape[-1]
     in_whole_lines = values.stride(-1) == 1 and not any(stride % width for stride in values.stride()[:-1])
     if not in_whole_lines:
         values = values.contiguous()
     # The memory as a table of lines of `width` numbers, and the lines from one slot, head and row to the next.
     per_slot, per_head, per_row = [stride // width for stride in values.stride()[:3]]
-    lines = 1 + (slots - 1) * per_slot + (kv_heads - 1) * per_head + (rows - 1) * per_row
+    lines, line_numbers, begins = _bags(weights.shape, (per_slot, per_head, 0, per_row))
     table = values.as_strided((lines, width), (width, 1))
-    line_numbers, begins = _bags(slots, kv_heads, weights.shape[2], rows, per_slot, per_head, per_row)
     sums, *_ = torch.embedding_bag(table, line_numbers, begins, mode=0, per_sample_weights=weights.reshape(-1))
     return sums.view(*weights.shape[:3], width)
 
 
 @lru_cache(maxsize=8)
-def _bags(
-    slots: int, kv_heads: int, group: int, rows: int, per_slot: int, per_head: int, per_row: int
-) -> tuple[Tensor, Tensor]:
-    """The lines of a table that each query head of each slot adds up, and where those of each head begin.
+def _bags(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, Tensor, Tensor]:
+    """The lines of a table, those that each query head of each slot adds up, and where those of each head begin.
 
-    `per_slot`, `per_head` and `per_row` are the lines from a slot, head or row to the next. In 32 bits, because the
+    `shape` is [slots, kv_heads, group, rows], `strides` the lines from one of each to the next. In 32 bits, because the
     bags read as many line numbers as weights.
     """
-    first = torch.arange(slots)[:, None] * per_slot + torch.arange(kv_heads) * per_head
-    line_numbers = (first[..., None, None] + torch.arange(rows) * per_row).int()  # [slots, kv_heads, 1, rows]
-    begins = torch.arange(slots * kv_heads * group).int() * rows
-    return line_numbers.expand(-1, -1, group, -1).reshape(-1), begins
+    lines = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    line_numbers = torch.arange(lines, dtype=torch.int32).as_strided(shape, strides).flatten()
+    return lines, line_numbers, torch.arange(0, len(line_numbers), shape[-1], dtype=torch.int32)
 
 
 def packed_attention(

@@ -104,11 +104,9 @@ def test_decode_attention_over_fp8_rows(form, scale, dtype):
 
 
 @inside
-def test_decode_attention_with_a_length_per_head_and_an_empty_slot():
+def test_decode_attention_of_an_empty_slot():
     torch.manual_seed(0)
     query, (keys, values) = torch.randn(2, 6, 16), torch.randn(2, 2, 2, 40, 16)
-    lengths = torch.tensor([[3, 40], [17, 1]])
-    compared("decode_attention", query, keys, values, lengths, dtype=torch.float32, scaling=0.3, return_mass=True)
     empty = query, keys * torch.nan, values, torch.tensor([0, 0])
     output, mass = kernel("decode_attention")(*empty, scaling=1, return_mass=True)
     assert not output.any()
