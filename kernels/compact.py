@@ -4,6 +4,7 @@ Rows move only towards the front, and each block takes them in order, so no bloc
 overwritten. A barrier separates a block's loads from its stores.
 """
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -18,28 +19,25 @@ WORDS = tl.constexpr(32)
 
 def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
     """Do `kernels.reference.compact_layers` for tensors of one layout; rows begin at multiples of 16 or 4 bytes."""
-    first = rows[0]
     kept = keep.shape[-1]
-    size = first.element_size()
-    for tensor in rows:
-        assert tensor.stride() == first.stride(), "one layout for all layers"
-        assert tensor.stride(-1) == 1, "the numbers of a row are contiguous"
-        assert tensor.data_ptr() % 4 == 0, "the kernel moves 4 bytes at least"
+    assert all(tensor.stride() == rows[0].stride() for tensor in rows), "one layout for all layers"
+    first = rows[0].view(torch.uint8)  # torch refuses it unless the numbers of a row are contiguous
     # Bytes from a head to the next, from a row to the next, and of a row.
-    sizes = [*(stride * size for stride in first.stride()[:2]), first.shape[-1] * size]
-    words = sizes[-1] // 4  # of a row
+    sizes = [*first.stride()[:2], first.shape[-1]]
     addresses = [tensor.data_ptr() for tensor in rows]
-    is_aligned = all(number % 16 == 0 for number in sizes + addresses)
-    unit = 4 if is_aligned else 1  # words that the kernel moves together
-    assert all(number % (4 * unit) == 0 for number in sizes), "the kernel moves 4 bytes at least"
+    alignment = math.gcd(16, *sizes, *addresses)
+    assert alignment >= 4, "the kernel moves 4 bytes at least"
+    unit = 4 if alignment == 16 else 1  # words that the kernel moves together
     if not kept:
         return
     pointers = _on_device(tuple(addresses), keep.device)
     keep = keep.contiguous()
     units = [number // (4 * unit) for number in sizes]
     per_layer = len(rows) // len(keep)  # tensors of a layer; if all layers share `keep`, it is not read
-    how = {"UNIT": unit, "SHARED": keep.dim() == 1, "num_warps": 4, "num_stages": 1}
-    _move_rows[(len(rows), first.shape[0], triton.cdiv(words, WORDS))](pointers, keep, kept, *units, per_layer, **how)
+    blocks = triton.cdiv(sizes[-1], 4 * WORDS)  # of a row's words
+    _move_rows[(len(rows), len(first), blocks)](
+        pointers, keep, kept, *units, per_layer, UNIT=unit, SHARED=keep.dim() == 1
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -60,16 +58,14 @@ def _move_rows(
     base = tl.load(pointers + tensor).to(tl.pointer_type(tl.int32))
     base = tl.multiple_of(base, 4 * UNIT)
     base += head * stride_head * UNIT
-    if SHARED:  # noqa: SIM108, to the compiler the two differ in type
-        keep_of_head = keep
-    else:
-        keep_of_head = keep + ((tensor // per_layer) * tl.num_programs(1) + head) * kept
+    if not SHARED:
+        keep += ((tensor // per_layer) * tl.num_programs(1) + head) * kept
     words = tl.program_id(2) * WORDS + tl.arange(0, WORDS)
     inside = (words // UNIT) < units  # by units, so that the compiler sees whole units masked alike
     for first in range(0, kept, BLOCK):
         targets = first + tl.arange(0, BLOCK)
         real = targets < kept
-        sources = tl.load(keep_of_head + targets, mask=real, other=0).to(tl.int64)
+        sources = tl.load(keep + targets, mask=real, other=0).to(tl.int64)
         mask = real[:, None] & inside
         moved = tl.load(base + sources[:, None] * (stride_row * UNIT) + words, mask=mask)
         tl.debug_barrier()

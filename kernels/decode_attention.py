@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvsweep.kernels.tiles import UPCAST, padded, stages
+from kvsweep.kernels.linear import dot, rounded
+from kvsweep.kernels.tiles import padded, stages
 
 CHUNK = tl.constexpr(512)
 
@@ -51,7 +52,7 @@ def decode_attention(
     assert keys.stride(-1) == 1, "the numbers of a row are contiguous"
     query = query.contiguous()
     chunks = triton.cdiv(capacity, CHUNK)
-    head_lengths = lengths.expand(kv_heads, slots).T if lengths.dim() == 1 else lengths  # [slots, kv_heads]
+    lengths = lengths.contiguous()
     parts = scratch(query, chunks, capacity if return_mass else 1)  # what the programs store for `join`
     alone = chunks == 1 and sinks is None and not return_mass
     if alone:  # the first kernel writes the output itself, and nothing is joined
@@ -59,17 +60,17 @@ def decode_attention(
     group = query.shape[1] // kv_heads  # query heads of a key head
     how: dict[str, Any] = {"GROUP": group, "GROUP_PADDED": triton.next_power_of_2(group)}
     how |= {"BLOCK": block(query.dtype), "DIM": head_dim, "DIM_PADDED": padded(head_dim)}
-    how |= {"MASS": return_mass, "SOFTCAP": softcap, "SCALED": bool(scales), "ALONE": alone}
+    how |= {"MASS": return_mass, "SOFTCAP": softcap, "ALONE": alone}
     how |= launch(query.dtype, keys.dtype, head_dim)
-    # A kernel takes a tensor for each argument; without scales it does not read these two.
-    key_scales, value_scales = scales or (head_lengths, head_lengths)
-    strides = (*keys.stride()[:3], *head_lengths.stride(), *key_scales.stride()[:2])
+    key_scales, value_scales = scales or (None, None)
+    scale_strides = (0, 0) if key_scales is None else key_scales.stride()[:2]
+    strides = *keys.stride()[:3], *scale_strides
     _attend_chunk[(slots, kv_heads, chunks)](
-        query, keys, values, key_scales, value_scales, head_lengths, *parts, scaling, capacity, *strides, **how
+        query, keys, values, key_scales, value_scales, lengths, *parts, scaling, capacity, *strides, **how
     )
     if alone:
         return parts[0], None
-    return join(query, parts, head_lengths, sinks, return_mass)
+    return join(query, parts, lengths, kv_heads, sinks, return_mass)
 
 
 def scratch(query: Tensor, chunks: int, logits: int) -> list[Tensor]:
@@ -79,41 +80,37 @@ def scratch(query: Tensor, chunks: int, logits: int) -> list[Tensor]:
 
 
 def join(
-    query: Tensor, parts: list[Tensor], lengths: Tensor, sinks: Tensor | None, return_mass: bool
+    query: Tensor, parts: list[Tensor], lengths: Tensor, kv_heads: int, sinks: Tensor | None, return_mass: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Join the chunks of each head; return the output, shaped as the query, and the attention mass if it is wanted.
 
     `parts` comes from `scratch`: part [slots, q_heads, chunks, head_dim], peak and total [slots, q_heads, chunks],
-    logits [slots, q_heads, capacity]; lengths [slots, kv_heads]; sinks [q_heads].
+    logits [slots, q_heads, capacity]; lengths [slots]; sinks [q_heads].
     """
     part, peak, total, logits = parts
     slots, q_heads, chunks, head_dim = part.shape
-    kv_heads = lengths.shape[1]
-    how = {"GROUP": q_heads // kv_heads, "num_warps": 4, "num_stages": 1}
-    dims = {"DIM": head_dim, "DIM_PADDED": padded(head_dim), "SINKS": sinks is not None}
+    capacity = logits.shape[-1]
     output = torch.empty_like(query)
     norm = torch.empty_like(peak[..., 0])  # log of each head's summed exponentials, which the first kernel writes
-    head_sinks = lengths if sinks is None else sinks  # a tensor in the place of no sinks, which is not read
     _join_chunks[(slots, q_heads)](
-        part, peak, total, lengths, head_sinks, output, norm, *lengths.stride(), chunks, q_heads, **how, **dims
+        part, peak, total, lengths, sinks, output, norm, chunks, q_heads, DIM=head_dim, DIM_PADDED=padded(head_dim)
     )
     if not return_mass:
         return output, None
-    mass = torch.empty(slots, kv_heads, logits.shape[-1], dtype=torch.float32, device=query.device)
-    _sum_group[(slots, kv_heads, chunks)](logits, norm, lengths, mass, *lengths.stride(), logits.shape[-1], **how)
+    mass = torch.empty(slots, kv_heads, capacity, dtype=torch.float32, device=query.device)
+    _sum_group[(slots, kv_heads, chunks)](logits, norm, lengths, mass, capacity, GROUP=q_heads // kv_heads)
     return output, mass
 
 
 @triton.jit
 def _attend_chunk(
     query, keys, values, key_scales, value_scales, lengths, part, peak, total, logits_out, scaling, capacity,
-    stride_slot, stride_head, stride_row, stride_length_slot, stride_length_head, scale_slot, scale_head,
+    stride_slot, stride_head, stride_row, scale_slot, scale_head,
     GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, GROUP_PADDED: tl.constexpr,
-    BLOCK: tl.constexpr, MASS: tl.constexpr, SOFTCAP: tl.constexpr, SCALED: tl.constexpr,
-    ALONE: tl.constexpr,
+    BLOCK: tl.constexpr, MASS: tl.constexpr, SOFTCAP: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """Attend with one slot's queries of one key head over one chunk of its rows; store what `_join_chunks` adds up."""
-    slot, head, chunk, length = chunk_of_slot(lengths, stride_length_slot, stride_length_head)
+    slot, head, chunk, length = chunk_of_slot(lengths)
     start = chunk * CHUNK
     # `_join_chunks` does not read chunks beyond the length; alone, a program also writes an empty slot's zeros.
     if ALONE or start < length:
@@ -122,21 +119,19 @@ def _attend_chunk(
         heads = (slot * tl.num_programs(1) + head) * GROUP + group  # query heads, counted over all slots
         real, wide = group < GROUP, dims < DIM
         q = tl.load(query + heads[:, None] * DIM + dims, mask=real[:, None] & wide, other=0.0)
-        if UPCAST:
-            q = q.to(tl.float32)
         base = slot * stride_slot + head * stride_head
-        top, weight, mixed = no_rows(GROUP_PADDED, DIM_PADDED)
+        top, weight, mixed = no_rows(q)
         for first in range(start, end, BLOCK):
             rows = first + tl.arange(0, BLOCK)
             live = rows < end
             at = base + rows.to(tl.int64)[:, None] * stride_row + dims
             k = tl.load(keys + at, mask=live[:, None] & wide, other=0.0)
             v = tl.load(values + at, mask=live[:, None] & wide, other=0.0)
-            if SCALED:
+            if key_scales is not None:
                 scale_at = slot * scale_slot + head * scale_head + rows
                 k = k.to(tl.float32) * tl.load(key_scales + scale_at, mask=live, other=0.0)[:, None]
                 v = v.to(tl.float32) * tl.load(value_scales + scale_at, mask=live, other=0.0)[:, None]
-            k, v = k.to(q.dtype), v.to(q.dtype)
+            k, v = rounded(k, q.dtype), rounded(v, q.dtype)
             logits, top, weight, mixed = attend_rows(q, k, v, live[None, :], scaling, top, weight, mixed, SOFTCAP)
             if MASS:
                 tl.store(logits_out + heads[:, None] * capacity + rows, logits, mask=real[:, None] & live)
@@ -149,17 +144,17 @@ def _attend_chunk(
 
 
 @triton.jit
-def chunk_of_slot(lengths, stride_slot, stride_head):
+def chunk_of_slot(lengths):
     """Return this program's slot, key head and chunk, and the slot's length."""
     slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    return slot, head, tl.program_id(2), tl.load(lengths + slot * stride_slot + head * stride_head).to(tl.int32)
+    return slot, head, tl.program_id(2), tl.load(lengths + slot).to(tl.int32)
 
 
 @triton.jit
-def no_rows(QUERIES: tl.constexpr, DIM_PADDED: tl.constexpr):
+def no_rows(q):
     """Return what `attend_rows` begins with: the largest logit, the sum of weights and that of weighted values."""
-    top = tl.full([QUERIES], float("-inf"), tl.float32)
-    return top, tl.zeros([QUERIES], tl.float32), tl.zeros([QUERIES, DIM_PADDED], tl.float32)
+    top = tl.full([q.shape[0]], float("-inf"), tl.float32)
+    return top, tl.zeros_like(top), tl.zeros(q.shape, tl.float32)
 
 
 @triton.jit
@@ -168,7 +163,7 @@ def attend_rows(q, k, v, live, scaling, top, weight, mixed, SOFTCAP: tl.constexp
 
     Returns the block's logits, the largest logit so far, and the sums of weights and of weighted values relative to it.
     """
-    logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+    logits = dot(q, tl.trans(k)) * scaling
     if SOFTCAP is not None:
         logits = SOFTCAP * (2.0 / (1.0 + tl.exp(-2.0 * logits / SOFTCAP)) - 1.0)  # a hyperbolic tangent
     logits = tl.where(live, logits, float("-inf"))
@@ -177,23 +172,23 @@ def attend_rows(q, k, v, live, scaling, top, weight, mixed, SOFTCAP: tl.constexp
     p = tl.exp(logits - above[:, None])
     shrink = tl.exp(top - above)
     weight = weight * shrink + tl.sum(p, 1)
-    mixed = mixed * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+    mixed = mixed * shrink[:, None] + dot(p, v)
     return logits, above, weight, mixed
 
 
 @triton.jit
 def _join_chunks(
-    part, peak, total, lengths, sinks, output, norm, stride_length_slot, stride_length_head, chunks, q_heads,
-    GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, SINKS: tl.constexpr,
+    part, peak, total, lengths, sinks, output, norm, chunks, q_heads,
+    DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
 ):  # fmt: skip
     """Join the chunks of one query head of one slot; store its output and the logarithm of its softmax's divisor."""
     slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    length = tl.load(lengths + slot * stride_length_slot + (head // GROUP) * stride_length_head).to(tl.int32)
+    length = tl.load(lengths + slot).to(tl.int32)
     dims = tl.arange(0, DIM_PADDED)
     wide = dims < DIM
     row = slot * q_heads + head
     top, weight = float("-inf"), 0.0
-    if SINKS:  # a logit beside the rows, with no value to mix in
+    if sinks is not None:  # a logit beside the rows, with no value to mix in
         top, weight = tl.load(sinks + head).to(tl.float32), 1.0
     mixed = tl.zeros([DIM_PADDED], tl.float32)
     for chunk in range(0, tl.cdiv(length, CHUNK)):
@@ -210,12 +205,9 @@ def _join_chunks(
 
 
 @triton.jit
-def _sum_group(
-    logits, norm, lengths, mass, stride_length_slot, stride_length_head, capacity,
-    GROUP: tl.constexpr,
-):  # fmt: skip
+def _sum_group(logits, norm, lengths, mass, capacity, GROUP: tl.constexpr):
     """Sum the probabilities of a chunk of rows over the query heads of one key head of one slot."""
-    slot, head, chunk, length = chunk_of_slot(lengths, stride_length_slot, stride_length_head)
+    slot, head, chunk, length = chunk_of_slot(lengths)
     rows = chunk * CHUNK + tl.arange(0, CHUNK)
     live = rows < length
     row = slot * tl.num_programs(1) + head  # key heads, counted over all slots
@@ -256,22 +248,23 @@ def chunk_attention(
     group_padded = triton.next_power_of_2(group)
     at_once = tokens_at_once(query.dtype, group_padded)
     output = torch.empty_like(query)
-    # Zeros, because no program writes the rows behind its tokens.
-    mass = torch.zeros(tokens if return_mass else 0, kv_heads, rows, dtype=torch.float32, device=query.device)
+    mass = None
+    if return_mass:  # zeros, because no program writes the rows behind its tokens
+        mass = torch.zeros(tokens, kv_heads, rows, dtype=torch.float32, device=query.device)
     how = {"GROUP": group, "GROUP_PADDED": group_padded, "TOKENS": at_once, "BLOCK": block(query.dtype)}
-    how |= {"DIM": dim, "DIM_PADDED": padded(dim), "MASS": return_mass}
+    how |= {"DIM": dim, "DIM_PADDED": padded(dim)}
     how |= {"num_warps": warps(query.dtype, dim, return_mass), "num_stages": 2}
     _attend[(kv_heads, triton.cdiv(tokens, at_once))](
         query, keys, values, output, mass, scaling, tokens, rows, *keys.stride()[:2], **how
     )
-    return output, mass if return_mass else None
+    return output, mass
 
 
 @triton.jit
 def _attend(
     query, keys, values, output, mass, scaling, tokens, rows, stride_head, stride_row,
     GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, TOKENS: tl.constexpr, DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr, BLOCK: tl.constexpr, MASS: tl.constexpr,
+    DIM_PADDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Attend with some tokens' queries of one key head, each over the rows up to its own; then store the mass."""
     head, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * TOKENS
@@ -280,31 +273,25 @@ def _attend(
     real, wide = (token < tokens) & (member < GROUP), dims < DIM
     own = (token.to(tl.int64) * tl.num_programs(0) + head) * GROUP + member  # query heads, counted over all tokens
     q = tl.load(query + own[:, None] * DIM + dims, mask=real[:, None] & wide, other=0.0)
-    if UPCAST:
-        q = q.to(tl.float32)
     last = rows - tokens + token  # each token's own row, the last one that it sees
-    top, weight, mixed = no_rows(TOKENS * GROUP_PADDED, DIM_PADDED)
+    top, weight, mixed = no_rows(q)
     end = tl.minimum(rows - tokens + first + TOKENS, rows)  # behind the row of the last of these tokens
     for begin in range(0, end, BLOCK):
         row = begin + tl.arange(0, BLOCK)
         at = head * stride_head + row.to(tl.int64)[:, None] * stride_row + dims
         k = tl.load(keys + at, mask=(row < end)[:, None] & wide, other=0.0)
         v = tl.load(values + at, mask=(row < end)[:, None] & wide, other=0.0)
-        if UPCAST:
-            k, v = k.to(tl.float32), v.to(tl.float32)
         seen = row[None, :] <= last[:, None]
         _, top, weight, mixed = attend_rows(q, k, v, seen, scaling, top, weight, mixed, None)
     out = (mixed / weight[:, None]).to(output.dtype.element_ty)
     tl.store(output + own[:, None] * DIM + dims, out, mask=real[:, None] & wide)
-    if MASS:  # again, since only now the largest logit and the sum of weights are known
+    if mass is not None:  # again, since only now the largest logit and the sum of weights are known
         each = first + tl.arange(0, TOKENS)
         for begin in range(0, end, BLOCK):
             row = begin + tl.arange(0, BLOCK)
             at = head * stride_head + row.to(tl.int64)[:, None] * stride_row + dims
             k = tl.load(keys + at, mask=(row < end)[:, None] & wide, other=0.0)
-            if UPCAST:
-                k = k.to(tl.float32)
-            logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+            logits = dot(q, tl.trans(k)) * scaling
             p = tl.exp(logits - top[:, None]) / weight[:, None]
             p = tl.where((row[None, :] <= last[:, None]) & real[:, None], p, 0.0)
             paid = tl.sum(tl.reshape(p, [TOKENS, GROUP_PADDED, BLOCK]), 1)

@@ -5,8 +5,6 @@ any others. All arithmetic is in float32, and a result is rounded once; only the
 norm is computed, as the model rounds what it passes on.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -23,13 +21,11 @@ COLUMNS = tl.constexpr(1024)
 def add_norm(states: Tensor, update: Tensor | None, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """Do `kernels.pointwise.add_norm`."""
     states = states.contiguous()
-    total = states if update is None else torch.empty_like(states)
-    normed = torch.empty_like(states)
+    total, normed = states, torch.empty_like(states)
+    if update is not None:
+        total, update = torch.empty_like(states), update.contiguous()
     width = states.shape[1]
-    added = states if update is None else update.contiguous()  # without an update it is not read
-    _add_norm[(len(states),)](
-        states, added, weight, total, normed, width, epsilon, ADD=update is not None, **row_block(width)
-    )
+    _add_norm[(len(states),)](states, update, weight, total, normed, width, epsilon, **row_block(width))
     return total, normed
 
 
@@ -43,7 +39,7 @@ def gated(gate_up: Tensor) -> Tensor:
     tokens = len(gate_up)
     width = gate_up.shape[1] // 2
     output = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device)
-    _gate[(tokens, triton.cdiv(width, COLUMNS))](gate_up.contiguous(), output, width, num_warps=4)
+    _gate[(tokens, triton.cdiv(width, COLUMNS))](gate_up.contiguous(), output, width)
     return output
 
 
@@ -64,21 +60,20 @@ def rotate_and_write(
     assert all(rows.is_contiguous() for rows in (keys, values)), "a line is a row of the whole memory"
     assert len(lines) == tokens * kv_heads, "a line for each key"
     query = torch.empty(tokens, q_heads, dim, dtype=heads.dtype, device=heads.device)
-    q_weight, k_weight, epsilon = norms or (heads, heads, 0.0)  # without norms they are not read
-    how: dict[str, Any] = {"Q_HEADS": q_heads, "KV_HEADS": kv_heads, "DIM": dim, "DIM_PADDED": padded(dim)}
-    how |= {"NORMS": norms is not None, "num_warps": 4}
+    q_weight, k_weight, epsilon = norms or (None, None, 0.0)
+    how = {"Q_HEADS": q_heads, "KV_HEADS": kv_heads, "DIM": dim, "DIM_PADDED": padded(dim)}
     inputs = heads.contiguous(), cos.contiguous(), sin.contiguous(), q_weight, k_weight
     _rotate[(tokens, triton.cdiv(count, HEADS))](*inputs, query, keys, values, lines, epsilon, **how)
     return query
 
 
 @triton.jit
-def _add_norm(states, update, weight, total, normed, width, epsilon, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def _add_norm(states, update, weight, total, normed, width, epsilon, BLOCK: tl.constexpr):
     """Add and normalize one token's row [width]."""
     columns = tl.arange(0, BLOCK)
     inside, at = columns < width, tl.program_id(0).to(tl.int64) * width + columns
     x = tl.load(states + at, mask=inside, other=0.0)
-    if ADD:
+    if update is not None:
         added = tl.load(update + at, mask=inside, other=0.0)
         x = (x.to(tl.float32) + added.to(tl.float32)).to(x.dtype)
         tl.store(total + at, x, mask=inside)
@@ -103,7 +98,6 @@ def _gate(gate_up, output, width):
 def _rotate(
     heads, cos, sin, q_weight, k_weight, query, keys, values, lines, epsilon,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
-    NORMS: tl.constexpr,
 ):  # fmt: skip
     """Normalize, rotate and store some heads of one token: queries to the output, keys and values to their lines."""
     COUNT: tl.constexpr = Q_HEADS + 2 * KV_HEADS
@@ -114,7 +108,7 @@ def _rotate(
     real = (head < COUNT)[:, None] & wide
     own = tl.load(row + dims, mask=real, other=0.0)
     x, y = own.to(tl.float32), tl.load(row + partner, mask=real, other=0.0).to(tl.float32)
-    if NORMS:
+    if q_weight is not None:
         is_query = (head < Q_HEADS)[:, None]
         scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + epsilon)[:, None]
         x *= scale * _head_weight(q_weight, k_weight, dims, wide, is_query)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvsweep.kernels import reference
 from kvsweep.kernels.linear import products
-from kvsweep.kernels.tiles import row_tile, stages
+from kvsweep.kernels.tiles import row_tile
 
 BLOCK = tl.constexpr(64)
 
@@ -30,8 +30,7 @@ def _reduce_columns(
     columns = torch.empty(kv_heads, length, dtype=torch.float32, device=key.device)
     group = q_heads // kv_heads
     blocks = triton.cdiv(length, BLOCK)
-    how = {**row_tile(query.dtype, head_dim), "GROUP": group}
-    how |= {"num_warps": 8, "num_stages": stages(query.dtype)}
+    how = {**row_tile(query.dtype, head_dim), "GROUP": group, "num_warps": 8}
     _row_norms[(blocks, q_heads)](query, key, norm, scaling, length, first_query, **how)
     _columns[(blocks, kv_heads)](
         query, key, norm, columns, scaling, length, first_query, min_distance, LARGEST=largest, **how
@@ -51,7 +50,7 @@ def _logits(
     """Return logits [rows, cols]; each product takes `DEPTH` numbers of a row."""
     q_at = (q_head.to(tl.int64) * length + rows) * DIM
     k_at = (head.to(tl.int64) * length + cols) * DIM
-    logits = products(query, q_at, rows < length, key, k_at, cols < length, DIM, BLOCK, BLOCK, DEPTH)
+    logits = products(query, q_at, rows < length, key, k_at, cols < length, DIM, DEPTH)
     return logits * scaling
 
 

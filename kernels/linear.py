@@ -31,12 +31,10 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     inputs = inputs.contiguous()
     tokens, outs = len(inputs), len(weight)
     output = torch.empty(tokens, outs, dtype=inputs.dtype, device=inputs.device)
-    how = {**tile(weight), "BIAS": bias is not None}
-    how |= {"num_warps": 4, "num_stages": STAGES}
-    # Neighbouring programs share the weight's rows, so with more tokens they find these in the GPU's cache. Without a
-    # bias the kernel reads none, but takes a tensor in its place.
+    how = {**tile(weight), "num_warps": 4, "num_stages": STAGES}
+    # Neighbouring programs share the weight's rows, so with more tokens they find these in the GPU's cache.
     _multiply[(triton.cdiv(tokens, how["TOKENS"]), triton.cdiv(outs, how["COLUMNS"]))](
-        inputs, weight, weight if bias is None else bias, output, tokens, outs, inputs.shape[1], weight.stride(0), **how
+        inputs, weight, bias, output, tokens, outs, inputs.shape[1], weight.stride(0), **how
     )
     return output
 
@@ -44,36 +42,47 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 @triton.jit
 def _multiply(
     inputs, weight, bias, output, tokens, outs, width, stride_row,
-    TOKENS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BIAS: tl.constexpr,
+    TOKENS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile [TOKENS, COLUMNS] of the output."""
     rows = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     cols = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     real, kept = rows < tokens, cols < outs
     rows_at, cols_at = rows.to(tl.int64) * width, cols.to(tl.int64) * stride_row
-    total = products(inputs, rows_at, real, weight, cols_at, kept, width, TOKENS, COLUMNS, DEPTH)
-    if BIAS:
+    total = products(inputs, rows_at, real, weight, cols_at, kept, width, DEPTH)
+    if bias is not None:
         total += tl.load(bias + cols, mask=kept, other=0.0).to(tl.float32)
     to = output + rows.to(tl.int64)[:, None] * outs + cols
     tl.store(to, total.to(output.dtype.element_ty), mask=real[:, None] & kept)
 
 
 @triton.jit
-def products(
-    left, left_at, left_mask, right, right_at, right_mask, width,
-    LEFT: tl.constexpr, RIGHT: tl.constexpr, DEPTH: tl.constexpr,
-):  # fmt: skip
-    """Return the products [LEFT, RIGHT] of the rows of two memories, `DEPTH` of their `width` numbers at a time.
+def products(left, left_at, left_mask, right, right_at, right_mask, width, DEPTH: tl.constexpr):
+    """Return the products [left, right] of the rows of two memories, `DEPTH` of their `width` numbers at a time.
 
     `left_at` and `right_at` [rows] say where each row begins, the masks [rows] which rows there are; others are zeros.
     """
-    total = tl.zeros([LEFT, RIGHT], tl.float32)
+    total = tl.zeros([left_at.shape[0], right_at.shape[0]], tl.float32)
     for start in range(0, width, DEPTH):
         inner = start + tl.arange(0, DEPTH)
         inside = inner < width
         x = tl.load(left + left_at[:, None] + inner, mask=left_mask[:, None] & inside, other=0.0)
         y = tl.load(right + right_at[:, None] + inner, mask=right_mask[:, None] & inside, other=0.0)
-        if UPCAST:
-            x, y = x.to(tl.float32), y.to(tl.float32)
-        total = tl.dot(x, tl.trans(y), total, input_precision="ieee")
+        total += dot(x, tl.trans(y))
     return total
+
+
+@triton.jit
+def dot(left, right):
+    """Return the product of two tiles in float32, without TF32; the left one is rounded as the right one is."""
+    if UPCAST:
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left.to(right.dtype), right, input_precision="ieee")
+
+
+@triton.jit
+def rounded(tile, dtype):
+    """Round a tile that `dot` takes."""
+    if not UPCAST:
+        tile = tile.to(dtype)
+    return tile

@@ -9,8 +9,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kvsweep.kernels.decode_attention import CHUNK, attend_rows, chunk_of_slot, join, no_rows, scratch
+from kvsweep.kernels.linear import rounded
 from kvsweep.kernels.row_format import RowFormats
-from kvsweep.kernels.tiles import UPCAST, padded
+from kvsweep.kernels.tiles import padded
 
 BLOCK = tl.constexpr(16)  # rows per product; the numbers of two larger unpacked tiles do not fit into the registers
 WARPS = 8  # with 4 warps, a row's levels (two or more share a byte) would spill registers
@@ -38,22 +39,22 @@ def packed_attention(
     assert all(tensor.stride(-1) == 1 for tensor in rows), "the numbers of a row are contiguous"
     assert newest.stride(-2) == dim, "the newest rows of a head are contiguous"
     query = query.contiguous()
-    head_lengths = lengths.expand(kv_heads, slots).T  # [slots, kv_heads]
+    lengths = lengths.contiguous()
     chunks = triton.cdiv(capacity, CHUNK)
     parts = scratch(query, chunks, capacity if return_mass else 1)  # what the programs store for `join`
     group = query.shape[1] // kv_heads  # query heads of a key head
     # The same bytes also as float16, for each group's step and zero.
     _attend_packed[(slots, kv_heads, chunks)](
         query, keys, keys.view(torch.float16), values, values.view(torch.float16), newest, positions, counts,
-        head_lengths, *parts, scaling, capacity,
+        lengths, *parts, scaling, capacity,
         *keys.stride()[:3], *values.stride()[:3], *newest.stride()[:3], *positions.stride()[:2], *counts.stride(),
-        *head_lengths.stride(), GROUP=group, GROUP_PADDED=triton.next_power_of_2(group),
+        GROUP=group, GROUP_PADDED=triton.next_power_of_2(group),
         DIM=dim, DIM_PADDED=padded(dim),
         KEY_BITS=formats[0].bits, VALUE_BITS=formats[1].bits, SHARE=formats[1].group,
         RESIDUAL=newest.shape[3], MASS=return_mass, SOFTCAP=softcap,
         num_warps=WARPS, num_stages=2,
     )  # fmt: skip
-    return join(query, parts, head_lengths, sinks, return_mass)
+    return join(query, parts, lengths, kv_heads, sinks, return_mass)
 
 
 @triton.jit
@@ -61,13 +62,13 @@ def _attend_packed(
     query, keys, key_fields, values, value_fields, newest, positions, counts, lengths,
     part, peak, total, logits_out, scaling, capacity,
     key_slot, key_head, key_row, value_slot, value_head, value_row, newest_slot, newest_kind, newest_head,
-    position_slot, position_head, count_slot, count_head, stride_length_slot, stride_length_head,
+    position_slot, position_head, count_slot, count_head,
     GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
     KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr,
     SHARE: tl.constexpr, RESIDUAL: tl.constexpr, MASS: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Do `kernels.decode_attention._attend_chunk` over rows of which the first `counts` are packed."""
-    slot, head, chunk, length = chunk_of_slot(lengths, stride_length_slot, stride_length_head)
+    slot, head, chunk, length = chunk_of_slot(lengths)
     start = chunk * CHUNK
     if start < length:
         end = tl.minimum(start + CHUNK, length)
@@ -76,29 +77,26 @@ def _attend_packed(
         heads = (slot * tl.num_programs(1) + head) * GROUP + group  # query heads, counted over all slots
         real, wide = group < GROUP, dims < DIM
         q = tl.load(query + heads[:, None] * DIM + dims, mask=real[:, None] & wide, other=0.0)
-        if UPCAST:
-            q = q.to(tl.float32)
         old_keys, old_values = slot * key_slot + head * key_head, slot * value_slot + head * value_head
         new = slot * newest_slot + head * newest_head
         places = positions + slot * position_slot + head * position_head
-        top, weight, mixed = no_rows(GROUP_PADDED, DIM_PADDED)
+        top, weight, mixed = no_rows(q)
         for first in range(start, end, BLOCK):
             rows = first + tl.arange(0, BLOCK)
-            live, is_old = rows < end, rows < count
+            live = rows < end
             # Each row is loaded from the one memory that has it, and the other gives zeros.
-            lie = tl.load(places + rows, mask=live & (rows >= count), other=0) % RESIDUAL
+            is_old, is_new = live & (rows < count), live & (rows >= count)
+            lie = tl.load(places + rows, mask=is_new, other=0) % RESIDUAL
             row = rows.to(tl.int64)[:, None]
             at_new = new + lie[:, None] * DIM + dims
-            mask_old = (live & is_old)[:, None] & wide
-            mask_new = (live & (rows >= count))[:, None] & wide
+            mask_old = is_old[:, None] & wide
+            mask_new = is_new[:, None] & wide
             k = tl.load(newest + at_new, mask=mask_new, other=0.0)
             v = tl.load(newest + newest_kind + at_new, mask=mask_new, other=0.0)
-            if UPCAST:
-                k, v = k.to(tl.float32), v.to(tl.float32)
             old_k = _unpacked(keys, key_fields, old_keys + row * key_row, dims, mask_old, KEY_BITS, SHARE)
             old_v = _unpacked(values, value_fields, old_values + row * value_row, dims, mask_old, VALUE_BITS, SHARE)
-            k = tl.where(is_old[:, None], old_k.to(k.dtype), k)
-            v = tl.where(is_old[:, None], old_v.to(v.dtype), v)
+            k = tl.where(is_old[:, None], rounded(old_k, k.dtype), k)
+            v = tl.where(is_old[:, None], rounded(old_v, v.dtype), v)
             logits, top, weight, mixed = attend_rows(q, k, v, live[None, :], scaling, top, weight, mixed, SOFTCAP)
             if MASS:
                 tl.store(logits_out + heads[:, None] * capacity + rows, logits, mask=real[:, None] & live)

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvsweep.kernels.linear import products
-from kvsweep.kernels.tiles import padded, row_tile, stages
+from kvsweep.kernels.tiles import padded, row_tile
 
 BLOCK = tl.constexpr(64)
 
@@ -35,8 +35,7 @@ def observation_scores(
     if not past:  # a kernel cannot be launched on nothing
         return scores
     how = {**row_tile(keys.dtype, head_dim), "WINDOW": window, "WINDOW_PADDED": padded(window)}
-    how |= {"GROUP": group, "MERGED": group if pool_logits else 1}
-    how |= {"num_warps": 4, "num_stages": stages(keys.dtype)}
+    how |= {"GROUP": group, "MERGED": group if pool_logits else 1, "num_warps": 4}
     _window_norms[(kv_heads, members)](
         queries, keys, norm, scaling, length, *keys.stride()[:2], PAST_ONLY=past_only, **how
     )
@@ -48,21 +47,19 @@ def observation_scores(
 
 @triton.jit
 def _logits(
-    queries, keys, head, member, cols, seen, scaling, stride_head, stride_row,
-    WINDOW: tl.constexpr, WINDOW_PADDED: tl.constexpr, DIM: tl.constexpr,
-    DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr,
+    queries, keys, head, member, steps, cols, seen, scaling, stride_head, stride_row,
+    WINDOW: tl.constexpr, DIM: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr,
 ):  # fmt: skip
     """Return logits [window, cols] of one query head, or the largest over a group's query heads.
 
     `head` is the KV head, `member` the query head in its group. Columns outside `seen` get logits of zero keys, which
     the callers mask.
     """
-    steps = tl.arange(0, WINDOW_PADDED)
     k_at = head.to(tl.int64) * stride_head + cols.to(tl.int64) * stride_row
-    logits = tl.full([WINDOW_PADDED, BLOCK], float("-inf"), tl.float32)
+    logits = tl.full([steps.shape[0], BLOCK], float("-inf"), tl.float32)
     for other in range(MERGED):  # 1, or the whole group, of which `member` then is the first
         q_at = ((head * GROUP + member + other) * WINDOW + steps) * DIM
-        product = products(queries, q_at, steps < WINDOW, keys, k_at, seen, DIM, WINDOW_PADDED, BLOCK, DEPTH)
+        product = products(queries, q_at, steps < WINDOW, keys, k_at, seen, DIM, DEPTH)
         logits = tl.maximum(logits, product * scaling)
     return logits
 
@@ -83,8 +80,8 @@ def _window_norms(
     for first in range(0, end, BLOCK):
         cols = first + tl.arange(0, BLOCK)
         logits = _logits(
-            queries, keys, head, member, cols, cols < end, scaling, stride_head, stride_row,
-            WINDOW, WINDOW_PADDED, DIM, DEPTH, GROUP, MERGED,
+            queries, keys, head, member, steps, cols, cols < end, scaling, stride_head, stride_row,
+            WINDOW, DIM, DEPTH, GROUP, MERGED,
         )  # fmt: skip
         seen = (cols < end)[None, :] & (cols[None, :] <= past + steps[:, None])  # query `steps` is row past + steps
         logits = tl.where(seen, logits, float("-inf"))
@@ -114,8 +111,8 @@ def _pooled_scores(
         near = cols + shift
         seen = (near >= 0) & (near < past)
         logits = _logits(
-            queries, keys, head, member, near, seen, scaling, stride_head, stride_row,
-            WINDOW, WINDOW_PADDED, DIM, DEPTH, GROUP, MERGED,
+            queries, keys, head, member, steps, near, seen, scaling, stride_head, stride_row,
+            WINDOW, DIM, DEPTH, GROUP, MERGED,
         )  # fmt: skip
         weights = tl.where(seen[None, :] & (steps < WINDOW)[:, None], tl.exp(logits - its_norm[:, None]), 0.0)
         score = tl.sum(weights, 0) / WINDOW
@@ -136,9 +133,8 @@ def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
     lost = torch.empty(heads, length, dtype=torch.float32, device=keys.device)
     taken = torch.empty_like(lost)
     grid = (triton.cdiv(length, BLOCK), heads)
-    how = {**row_tile(unit.dtype, head_dim), "num_warps": 8, "num_stages": 1}
-    _last_similar[grid](unit, last, lost, threshold, length, **how)
-    _sum_lost[grid](last, lost, taken, length, num_warps=4, num_stages=1)
+    _last_similar[grid](unit, last, lost, threshold, length, num_warps=8, **row_tile(unit.dtype, head_dim))
+    _sum_lost[grid](last, lost, taken, length)
     # The sum of each key's cosines with all keys, less the one with itself, and less what rows lose in its column.
     received = torch.einsum("hld,hd->hl", unit, unit.sum(dim=1)) - unit.square().sum(dim=-1)
     return ((received - taken) / length).softmax(dim=-1)
@@ -158,7 +154,7 @@ def _last_similar(
     while first >= 0:
         cols = first + tl.arange(0, BLOCK)
         rows_at, cols_at = (head + rows) * DIM, (head + cols) * DIM
-        cosines = products(unit, rows_at, real, unit, cols_at, cols < length, DIM, BLOCK, BLOCK, DEPTH)
+        cosines = products(unit, rows_at, real, unit, cols_at, cols < length, DIM, DEPTH)
         cosines = tl.where(rows[:, None] == cols[None, :], 0.0, cosines)
         similar = (cosines > threshold) & (cols < length)[None, :]
         best = tl.max(tl.where(similar, cols[None, :], 0), 1)

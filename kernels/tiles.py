@@ -6,8 +6,8 @@ import torch
 import triton.language as tl
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-# True where a kernel must convert its inputs to float32 right after loading: Triton's interpreter multiplies bfloat16
-# wrongly without an error.
+# True where products are in float32: Triton's interpreter multiplies bfloat16 wrongly, without an error, and cuts off
+# where a GPU rounds.
 UPCAST = tl.constexpr(INTERPRETED)
 
 
@@ -19,7 +19,7 @@ def padded(width: int) -> int:
 def row_tile(dtype: torch.dtype, width: int) -> dict[str, int]:
     """Constants to multiply rows of `width` numbers: DEPTH at a time is all, in float32 16 to save registers."""
     depth = 16 if dtype == torch.float32 else padded(width)
-    return {"DIM": width, "DEPTH": depth}
+    return {"DIM": width, "DEPTH": depth, "num_stages": stages(dtype)}
 
 
 def stages(dtype: torch.dtype) -> int:

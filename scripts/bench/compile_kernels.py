@@ -56,7 +56,7 @@ def shape_of(dim, dtype="fp32"):
 
 def variants():
     """(name, kernel, types of the run-time arguments, constants, warps) of every form that the engine may ask for."""
-    lengths = {"lengths": "*i64", "stride_length_slot": "i64", "stride_length_head": "i64"}
+    lengths = {"lengths": "*i64"}
     for dtype, (dim, group) in itertools.product(TYPES, HEADS):
         common = {"GROUP": group, **shape_of(dim, dtype)}
         for mass in (False, True):
@@ -67,8 +67,7 @@ def variants():
                 "GROUP_PADDED": power(group),
                 "BLOCK": decode_attention.block(getattr(torch, NAMES[dtype])),
             }
-            constants |= {"MASS": mass, "SCALED": False, "ALONE": False}
-            types |= of("*i64", "key_scales value_scales")
+            constants |= {"MASS": mass, "ALONE": False, **of(None, "key_scales value_scales")}
             for softcap in (None, 50.0) if dim == 256 else (None,):
                 name = f"attend_chunk {dtype} D={dim} G={group} mass={int(mass)} softcap={softcap}"
                 yield name, decode_attention._attend_chunk, types, {**constants, "SOFTCAP": softcap}, 4
@@ -77,10 +76,12 @@ def variants():
                 yield f"attend_chunk {dtype} D={dim} G={group} alone", decode_attention._attend_chunk, whole, own, 4
             for rows, scaled in (("fp8e4nv", True), ("fp8e5", False)) if mass else ():
                 of_rows = of(f"*{rows}", "keys values")
-                of_rows |= dict.fromkeys(("key_scales", "value_scales"), "*fp32" if scaled else "*i64")
+                of_rows |= of("*fp32", "key_scales value_scales")
                 how = decode_attention.launch(getattr(torch, NAMES[dtype]), torch.float8_e5m2, dim)
                 name = f"attend_chunk {dtype} {rows} D={dim} G={group} mass=1 scaled={int(scaled)}"
-                own = {**constants, "SOFTCAP": None, "SCALED": scaled}
+                own = {**constants, "SOFTCAP": None}
+                if scaled:
+                    del own["key_scales"], own["value_scales"]
                 yield name, decode_attention._attend_chunk, types | of_rows, own, how["num_warps"]
             types = of(f"*{dtype}", "query keys values output") | {
                 "mass": "*fp32",
@@ -88,18 +89,18 @@ def variants():
             }
             at_once = decode_attention.tokens_at_once(getattr(torch, NAMES[dtype]), power(group))
             warps = decode_attention.warps(getattr(torch, NAMES[dtype]), dim, mass)
-            del constants["DEPTH"], constants["SCALED"]
+            del constants["DEPTH"]
+            if not mass:
+                constants["mass"] = None
             name = f"attend {dtype} D={dim} G={group} mass={int(mass)}"
             yield name, decode_attention._attend, types, {**constants, "TOKENS": at_once}, warps
         for sinks in (False, True) if dim == 64 else ():
             types = of("*fp32", "part peak total norm") | {"output": f"*{dtype}"} | lengths
-            types |= {"sinks": f"*{dtype}" if sinks else "*i64"}
+            own = common if sinks else {**common, "sinks": None}
+            types |= {"sinks": f"*{dtype}"}
             name = f"join_chunks {dtype} D={dim} sinks={int(sinks)}"
-            yield name, decode_attention._join_chunks, types, {**common, "SINKS": sinks}, 4
-    places = dict.fromkeys(("positions", "counts", *lengths), "*i64") | {
-        "stride_length_slot": "i64",
-        "stride_length_head": "i64",
-    }
+            yield name, decode_attention._join_chunks, types, own, 4
+    places = of("*i64", "positions counts lengths")
     for dtype, (keys, bits) in itertools.product(TYPES, ((8, 8), (4, 4), (2, 2), (4, 2))):
         types = of(f"*{dtype}", "query newest") | places
         types |= {"keys": "*u8", "key_fields": "*fp16", "values": "*u8", "value_fields": "*fp16"}
@@ -113,20 +114,15 @@ def variants():
         tile = linear.tile(torch.empty(outs, 0, dtype=getattr(torch, NAMES[dtype])))
         for bias in (False, True):
             types = of(f"*{dtype}", "inputs weight bias output")
-            constants = {**tile, "BIAS": bias}
+            constants = tile if bias else {**tile, "bias": None}
             name = f"multiply {dtype} outs={outs} bias={int(bias)}"
             yield name, linear._multiply, types, constants, 4
     types = of("*fp32", "logits norm mass") | lengths
     yield "sum_group", decode_attention._sum_group, types, {"GROUP": 7}, 4
     for shared, unit in ((False, 4), (True, 4), (True, 1)):
         constants = {"UNIT": unit, "SHARED": shared}
-        yield (
-            f"move_rows shared={int(shared)} unit={unit}",
-            compact._move_rows,
-            {"pointers": "*i64", "keep": "*i64"},
-            constants,
-            4,
-        )
+        name = f"move_rows shared={int(shared)} unit={unit}"
+        yield name, compact._move_rows, of("*i64", "pointers keep"), constants, 4
     for dtype, dim in itertools.product(TYPES, (96, 128)):
         common = {"GROUP": 7, **shape_of(dim, dtype)}
         types = {"query": f"*{dtype}", "key": f"*{dtype}", "norm": "*fp32", "columns": "*fp32", "scaling": "fp32"}
@@ -158,7 +154,8 @@ def variants():
     for dtype, width, add in itertools.product(("bf16", "fp16", "fp32"), (3584, 4096, 128), (False, True)):
         types = {**of(f"*{dtype}", "states update weight total normed"), "epsilon": "fp32"}
         how = fused_pointwise.row_block(width)
-        name, constants = f"add_norm {dtype} width={width} add={int(add)}", {"ADD": add, "BLOCK": how["BLOCK"]}
+        name, constants = f"add_norm {dtype} width={width} add={int(add)}", {"BLOCK": how["BLOCK"]}
+        constants |= {} if add else {"update": None}
         yield name, fused_pointwise._add_norm, types, constants, how["num_warps"]
     for dtype in ("bf16", "fp16", "fp32"):
         types = of(f"*{dtype}", "gate_up output")
@@ -166,7 +163,8 @@ def variants():
         tensors = ("heads", "cos", "sin", "q_weight", "k_weight", "query", "keys", "values")
         types = {**dict.fromkeys(tensors, f"*{dtype}"), "lines": "*i64", "epsilon": "fp32"}
         for heads, kv_heads, norms in ((28, 4, False), (32, 8, True)):
-            constants = {"Q_HEADS": heads, "KV_HEADS": kv_heads, "NORMS": norms}
+            constants = {"Q_HEADS": heads, "KV_HEADS": kv_heads}
+            constants |= {} if norms else of(None, "q_weight k_weight")
             name = f"rotate {dtype} norms={int(norms)}"
             yield name, fused_pointwise._rotate, types, {**constants, "DIM": 128, "DIM_PADDED": 128}, 4
 
