@@ -12,9 +12,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
-BLOCK = tl.constexpr(64)
-WORDS = tl.constexpr(32)
+BLOCK = constexpr(64)
+WORDS = constexpr(32)
 
 
 def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
@@ -49,7 +50,7 @@ def _on_device(pointers: tuple[int, ...], device: torch.device) -> Tensor:
 @triton.jit
 def _move_rows(
     pointers, keep, kept, stride_head, stride_row, units, per_layer,
-    UNIT: tl.constexpr, SHARED: tl.constexpr,
+    UNIT: constexpr, SHARED: constexpr,
 ):  # fmt: skip
     """Move one block of words of one head's kept rows, [heads, capacity, words], in one of the tensors."""
     # Strides and widths are counted in units of 16 bytes (four 32-bit words), so that the compiler sees the alignment,

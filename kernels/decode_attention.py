@@ -12,11 +12,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from kvsweep.kernels.linear import dot, rounded
 from kvsweep.kernels.tiles import padded, stages
 
-CHUNK = tl.constexpr(512)
+CHUNK = constexpr(512)
 
 
 def block(dtype: torch.dtype) -> int:
@@ -106,8 +107,8 @@ def join(
 def _attend_chunk(
     query, keys, values, key_scales, value_scales, lengths, part, peak, total, logits_out, scaling, capacity,
     stride_slot, stride_head, stride_row, scale_slot, scale_head,
-    GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, GROUP_PADDED: tl.constexpr,
-    BLOCK: tl.constexpr, MASS: tl.constexpr, SOFTCAP: tl.constexpr, ALONE: tl.constexpr,
+    GROUP: constexpr, DIM: constexpr, DIM_PADDED: constexpr, GROUP_PADDED: constexpr,
+    BLOCK: constexpr, MASS: constexpr, SOFTCAP: constexpr, ALONE: constexpr,
 ):  # fmt: skip
     """Attend with one slot's queries of one key head over one chunk of its rows; store what `_join_chunks` adds up."""
     slot, head, chunk, length = chunk_of_slot(lengths)
@@ -158,7 +159,7 @@ def no_rows(q):
 
 
 @triton.jit
-def attend_rows(q, k, v, live, scaling, top, weight, mixed, SOFTCAP: tl.constexpr):
+def attend_rows(q, k, v, live, scaling, top, weight, mixed, SOFTCAP: constexpr):
     """Add a block of rows to a running softmax per query head; each query sees the rows that are `live`.
 
     Returns the block's logits, the largest logit so far, and the sums of weights and of weighted values relative to it.
@@ -179,7 +180,7 @@ def attend_rows(q, k, v, live, scaling, top, weight, mixed, SOFTCAP: tl.constexp
 @triton.jit
 def _join_chunks(
     part, peak, total, lengths, sinks, output, norm, chunks, q_heads,
-    DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    DIM: constexpr, DIM_PADDED: constexpr,
 ):  # fmt: skip
     """Join the chunks of one query head of one slot; store its output and the logarithm of its softmax's divisor."""
     slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -205,7 +206,7 @@ def _join_chunks(
 
 
 @triton.jit
-def _sum_group(logits, norm, lengths, mass, capacity, GROUP: tl.constexpr):
+def _sum_group(logits, norm, lengths, mass, capacity, GROUP: constexpr):
     """Sum the probabilities of a chunk of rows over the query heads of one key head of one slot."""
     slot, head, chunk, length = chunk_of_slot(lengths)
     rows = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -263,8 +264,8 @@ def chunk_attention(
 @triton.jit
 def _attend(
     query, keys, values, output, mass, scaling, tokens, rows, stride_head, stride_row,
-    GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, TOKENS: tl.constexpr, DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr, BLOCK: tl.constexpr,
+    GROUP: constexpr, GROUP_PADDED: constexpr, TOKENS: constexpr, DIM: constexpr,
+    DIM_PADDED: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
     """Attend with some tokens' queries of one key head, each over the rows up to its own; then store the mass."""
     head, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * TOKENS

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 BLOCK, WARPS = 4096, 16
 # Low bits of a logit in float32 that are zero for every number of the dtype. An even number, because each reading of
@@ -50,7 +51,7 @@ def draw_tokens(
 @triton.jit
 def _draw(
     logits, vocabulary, stride_row, keys, counters, drawn, temperature, top_p, top_k,
-    TOP_P: tl.constexpr, TOP_K: tl.constexpr, K_FIRST: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+    TOP_P: constexpr, TOP_K: constexpr, K_FIRST: constexpr, SHIFT: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
     """Draw the token of one row: find the largest logit, then the lowest rank that stays, then the number's place."""
     row = tl.program_id(0).to(tl.int64)

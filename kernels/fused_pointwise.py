@@ -9,13 +9,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from kvsweep.kernels.pointwise import HeadNorms
 from kvsweep.kernels.tiles import padded
 
 # Of a program.
-HEADS = tl.constexpr(8)
-COLUMNS = tl.constexpr(1024)
+HEADS = constexpr(8)
+COLUMNS = constexpr(1024)
 
 
 def add_norm(states: Tensor, update: Tensor | None, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -68,7 +69,7 @@ def rotate_and_write(
 
 
 @triton.jit
-def _add_norm(states, update, weight, total, normed, width, epsilon, BLOCK: tl.constexpr):
+def _add_norm(states, update, weight, total, normed, width, epsilon, BLOCK: constexpr):
     """Add and normalize one token's row [width]."""
     columns = tl.arange(0, BLOCK)
     inside, at = columns < width, tl.program_id(0).to(tl.int64) * width + columns
@@ -97,10 +98,10 @@ def _gate(gate_up, output, width):
 @triton.jit
 def _rotate(
     heads, cos, sin, q_weight, k_weight, query, keys, values, lines, epsilon,
-    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    Q_HEADS: constexpr, KV_HEADS: constexpr, DIM: constexpr, DIM_PADDED: constexpr,
 ):  # fmt: skip
     """Normalize, rotate and store some heads of one token: queries to the output, keys and values to their lines."""
-    COUNT: tl.constexpr = Q_HEADS + 2 * KV_HEADS
+    COUNT: constexpr = Q_HEADS + 2 * KV_HEADS
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     dims = tl.arange(0, DIM_PADDED)
     wide, partner = dims < DIM, (dims + DIM // 2) % DIM  # the same place in the other half of the head

@@ -10,12 +10,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from kvsweep.kernels import reference
 from kvsweep.kernels.linear import products
 from kvsweep.kernels.tiles import row_tile
 
-BLOCK = tl.constexpr(64)
+BLOCK = constexpr(64)
 
 
 def _reduce_columns(
@@ -45,7 +46,7 @@ causal_mass = partial(reference.causal_mass, reduce_columns=_reduce_columns)
 @triton.jit
 def _logits(
     query, key, q_head, head, rows, cols, scaling, length,
-    DIM: tl.constexpr, DEPTH: tl.constexpr,
+    DIM: constexpr, DEPTH: constexpr,
 ):  # fmt: skip
     """Return logits [rows, cols]; each product takes `DEPTH` numbers of a row."""
     q_at = (q_head.to(tl.int64) * length + rows) * DIM
@@ -56,8 +57,8 @@ def _logits(
 
 @triton.jit
 def _row_norms(
-    query, key, norm, scaling, length, first_query, GROUP: tl.constexpr,
-    DIM: tl.constexpr, DEPTH: tl.constexpr,
+    query, key, norm, scaling, length, first_query, GROUP: constexpr,
+    DIM: constexpr, DEPTH: constexpr,
 ):  # fmt: skip
     """Store the log-sum-exp of one query head's logits for a block of queries, each over the keys up to its own."""
     head, start = tl.program_id(1), tl.program_id(0) * BLOCK
@@ -77,8 +78,8 @@ def _row_norms(
 
 @triton.jit
 def _columns(
-    query, key, norm, columns, scaling, length, first_query, min_distance, GROUP: tl.constexpr, LARGEST: tl.constexpr,
-    DIM: tl.constexpr, DEPTH: tl.constexpr,
+    query, key, norm, columns, scaling, length, first_query, min_distance, GROUP: constexpr, LARGEST: constexpr,
+    DIM: constexpr, DEPTH: constexpr,
 ):  # fmt: skip
     """Store the sum or maximum that a block of keys of one key head receives from all queries that count."""
     head, start = tl.program_id(1), tl.program_id(0) * BLOCK

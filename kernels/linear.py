@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from kvsweep.kernels.tiles import UPCAST
 
@@ -42,7 +43,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 @triton.jit
 def _multiply(
     inputs, weight, bias, output, tokens, outs, width, stride_row,
-    TOKENS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    TOKENS: constexpr, COLUMNS: constexpr, DEPTH: constexpr,
 ):  # fmt: skip
     """Compute one tile [TOKENS, COLUMNS] of the output."""
     rows = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -57,7 +58,7 @@ def _multiply(
 
 
 @triton.jit
-def products(left, left_at, left_mask, right, right_at, right_mask, width, DEPTH: tl.constexpr):
+def products(left, left_at, left_mask, right, right_at, right_mask, width, DEPTH: constexpr):
     """Return the products [left, right] of the rows of two memories, `DEPTH` of their `width` numbers at a time.
 
     `left_at` and `right_at` [rows] say where each row begins, the masks [rows] which rows there are; others are zeros.

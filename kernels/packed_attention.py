@@ -7,13 +7,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from kvsweep.kernels.decode_attention import CHUNK, attend_rows, chunk_of_slot, join, no_rows, scratch
 from kvsweep.kernels.linear import rounded
 from kvsweep.kernels.row_format import RowFormats
 from kvsweep.kernels.tiles import padded
 
-BLOCK = tl.constexpr(16)  # rows per product; the numbers of two larger unpacked tiles do not fit into the registers
+BLOCK = constexpr(16)  # rows per product; the numbers of two larger unpacked tiles do not fit into the registers
 WARPS = 8  # with 4 warps, a row's levels (two or more share a byte) would spill registers
 
 
@@ -63,9 +64,9 @@ def _attend_packed(
     part, peak, total, logits_out, scaling, capacity,
     key_slot, key_head, key_row, value_slot, value_head, value_row, newest_slot, newest_kind, newest_head,
     position_slot, position_head, count_slot, count_head,
-    GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
-    KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr,
-    SHARE: tl.constexpr, RESIDUAL: tl.constexpr, MASS: tl.constexpr, SOFTCAP: tl.constexpr,
+    GROUP: constexpr, GROUP_PADDED: constexpr, DIM: constexpr, DIM_PADDED: constexpr,
+    KEY_BITS: constexpr, VALUE_BITS: constexpr,
+    SHARE: constexpr, RESIDUAL: constexpr, MASS: constexpr, SOFTCAP: constexpr,
 ):  # fmt: skip
     """Do `kernels.decode_attention._attend_chunk` over rows of which the first `counts` are packed."""
     slot, head, chunk, length = chunk_of_slot(lengths)
@@ -107,10 +108,10 @@ def _attend_packed(
 
 
 @triton.jit
-def _unpacked(packed, fields, at, dims, mask, BITS: tl.constexpr, SHARE: tl.constexpr):
+def _unpacked(packed, fields, at, dims, mask, BITS: constexpr, SHARE: constexpr):
     """Return the numbers of packed rows; `at` is the byte where a row begins, `fields` the same memory as float16."""
-    GROUP_BYTES: tl.constexpr = SHARE * BITS // 8 + 4
-    PER_BYTE: tl.constexpr = 8 // BITS
+    GROUP_BYTES: constexpr = SHARE * BITS // 8 + 4
+    PER_BYTE: constexpr = 8 // BITS
     group = dims // SHARE * GROUP_BYTES  # a group has its levels, then step and zero of two bytes each
     levels = tl.load(packed + at + (group + dims % SHARE // PER_BYTE), mask=mask, other=0).to(tl.int32)
     levels = (levels >> (dims % PER_BYTE * BITS)) & ((1 << BITS) - 1)

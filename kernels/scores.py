@@ -6,11 +6,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from kvsweep.kernels.linear import products
 from kvsweep.kernels.tiles import padded, row_tile
 
-BLOCK = tl.constexpr(64)
+BLOCK = constexpr(64)
 
 
 def observation_scores(
@@ -48,7 +49,7 @@ def observation_scores(
 @triton.jit
 def _logits(
     queries, keys, head, member, steps, cols, seen, scaling, stride_head, stride_row,
-    WINDOW: tl.constexpr, DIM: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr,
+    WINDOW: constexpr, DIM: constexpr, DEPTH: constexpr, GROUP: constexpr, MERGED: constexpr,
 ):  # fmt: skip
     """Return logits [window, cols] of one query head, or the largest over a group's query heads.
 
@@ -66,9 +67,9 @@ def _logits(
 
 @triton.jit
 def _window_norms(
-    queries, keys, norm, scaling, length, stride_head, stride_row, PAST_ONLY: tl.constexpr,
-    WINDOW: tl.constexpr, WINDOW_PADDED: tl.constexpr, DIM: tl.constexpr,
-    DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr,
+    queries, keys, norm, scaling, length, stride_head, stride_row, PAST_ONLY: constexpr,
+    WINDOW: constexpr, WINDOW_PADDED: constexpr, DIM: constexpr,
+    DEPTH: constexpr, GROUP: constexpr, MERGED: constexpr,
 ):  # fmt: skip
     """Store the log-sum-exp of each window query of one query head, or of one merged group."""
     head, member = tl.program_id(0), tl.program_id(1)
@@ -95,9 +96,9 @@ def _window_norms(
 @triton.jit
 def _pooled_scores(
     queries, keys, norm, scores, scaling, past, stride_head, stride_row,
-    POOLING: tl.constexpr, LARGEST: tl.constexpr,
-    WINDOW: tl.constexpr, WINDOW_PADDED: tl.constexpr, DIM: tl.constexpr,
-    DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr,
+    POOLING: constexpr, LARGEST: constexpr,
+    WINDOW: constexpr, WINDOW_PADDED: constexpr, DIM: constexpr,
+    DEPTH: constexpr, GROUP: constexpr, MERGED: constexpr,
 ):  # fmt: skip
     """Store the pooled scores of a block of rows, for one query head or one merged group."""
     head, member = tl.program_id(0), tl.program_id(1)
@@ -143,7 +144,7 @@ def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
 @triton.jit
 def _last_similar(
     unit, last, lost, threshold, length,
-    DIM: tl.constexpr, DEPTH: tl.constexpr,
+    DIM: constexpr, DEPTH: constexpr,
 ):  # fmt: skip
     """Store the last similar key of each of a block's keys, and their cosine; blocks of columns go from the end."""
     head = tl.program_id(1).to(tl.int64) * length
