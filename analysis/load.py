@@ -37,7 +37,6 @@ KNOWN = {
 ORDER = ("model", "benchmark", "policy", "variant", "budget", "keep_ratio", "local_window", "cell_id")
 
 SECTIONS = ("model", "benchmark", "policy", "decoding")
-NAMES = {f"{section}.name" for section in SECTIONS} | {f"{section}.title" for section in SECTIONS}
 # The grid's own axes are no variants. The other settings change no completion; dataset_hash identifies the problems.
 ASIDE = {f"policy.{axis}" for axis in AXES} | {"model.device", "model.threads"}
 ASIDE |= {f"benchmark.{field}" for field in ("source", "path", "limit", "expected_count")}
@@ -272,11 +271,6 @@ class _Provenance(TypedDict, total=False):
 
 def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
     """Return the cells that can be read; `notify` gets a sentence about each other folder. UserError without any."""
-    if not directory.is_dir():
-        what = "is not a directory" if directory.exists() else "does not exist"
-        raise UserError(f"{directory} {what}; give a run directory, <results_dir>/<run_name>.")
-    if (directory / row_types.CELL_FILE).is_file():
-        raise UserError(f"{directory} is a single cell; give the run directory around it, {directory.parent}.")
     # A name that is not printable could break any text or table that shows it.
     folders = [cell.folder for cell in stored_cells(directory) if cell.name.isprintable()]
     if not folders:
@@ -465,7 +459,7 @@ def settings_of(cell: dict[str, Any]) -> dict[str, str]:
     sections["cache"] = _cache(cell)
     settings = {}
     for name, value in row_types.leaves(sections):
-        if name not in NAMES | ASIDE:
+        if name not in ASIDE and not name.endswith((".name", ".title")):
             # As text, because values of several types are compared and counted.
             settings[name] = value if isinstance(value, str) else json.dumps(value, default=str)
     return settings
