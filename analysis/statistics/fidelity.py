@@ -95,16 +95,12 @@ def timings(run: Run) -> pd.DataFrame:
     Columns: cell_id, why (what chose the batch), slots, rounds, tokens_per_second, times_full (this speed divided by
     the full cache's in the same round), eviction_share, ms_per_step, kv_bytes, peak_bytes.
     """
-    rows = pd.DataFrame(row_dicts(run.directory, run.cells["cell_id"], Timing))
-    averaged = ["slots", "tokens_per_second", "times_full", "eviction_share", "ms_per_step", "kv_bytes", "peak_bytes"]
-    if rows.empty:
-        return pd.DataFrame(columns=["cell_id", "why", *averaged, "rounds"])
+    timed = row_dicts(run.directory, run.cells["cell_id"], Timing)
+    rows = pd.DataFrame(timed, columns=["cell_id", *Timing.__struct_fields__])
     table = rows[rows["seconds"] > 0].merge(run.cells[["cell_id", "condition", "policy"]], on="cell_id")
     table["tokens_per_second"] = table["tokens"] / table["seconds"]
     table["eviction_share"] = table["eviction_seconds"] / table["seconds"]
     table["ms_per_step"] = table["by_length"].map(_ms_per_step)
-    # None without a GPU becomes NaN.
-    table["peak_bytes"] = table["peak_bytes"].astype("float64")
     # A repeated command, perhaps with other slots, starts again with round 0; only the last command counts.
     batch = [table["cell_id"], table["why"]]
     command_number = (table["round"] == 0).groupby(batch).cumsum()
@@ -114,7 +110,9 @@ def timings(run: Run) -> pd.DataFrame:
     full = table[table["policy"] == "full"].drop_duplicates(same_round).set_index(same_round)
     table = table.join(full["tokens_per_second"].rename("full_speed"), on=same_round)
     table["times_full"] = table["tokens_per_second"] / table["full_speed"]
-    batches = table.groupby(["cell_id", "why"], sort=False)
+    averaged = ["slots", "tokens_per_second", "times_full", "eviction_share", "ms_per_step", "kv_bytes", "peak_bytes"]
+    # As floats, in which a number without a GPU is NaN.
+    batches = table.astype(dict.fromkeys(averaged, "float64")).groupby(["cell_id", "why"], sort=False)
     medians = batches[averaged].median()
     return medians.assign(rounds=batches["round"].nunique()).reset_index()
 
