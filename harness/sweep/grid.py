@@ -49,12 +49,9 @@ def build_policies(config: DictConfig) -> list[Policy]:
     """
     _check_names()
     grid = settings.build(GridAxes, "grid", config.grid)
-    grids: list[Axes] = [grid]
+    policies = list(_policies(grid, config))
     for inner in grid.beside:
-        grids.append(settings.build(Axes, "grid.beside", inner))
-    policies: list[Policy] = []
-    for axes in grids:
-        policies += _policies(axes, config)
+        policies += _policies(settings.build(Axes, "grid.beside", inner), config)
     return list(dict.fromkeys(policies))  # equal ones once, in their order
 
 

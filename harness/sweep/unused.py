@@ -61,21 +61,18 @@ def _of_policies(composed: Mapping[str, Any], grids: Sequence[Mapping[str, Any]]
     chosen_name = composed["name"]  # by policy=NAME; a grid without a list of policies has this one
     policies_of_grids = [grid.get("policy") or [chosen_name] for grid in grids]
     names = list(dict.fromkeys(chain(*policies_of_grids)))  # of all grids, each once
-    # The settings that each policy takes, by their keys.
-    fields = {name: set(composed if name == chosen_name else policy_file(name)) for name in names}
+    # What each policy takes of the composed one: the shared settings that it has; the composed one itself, all.
+    fields = {name: policy_file(name).keys() & {*BudgetPolicy.SHARED} for name in names if name != chosen_name}
+    fields[chosen_name] = set(composed)
     first_policies = policies_of_grids[0]
     # policy=NAME has no effect where all grids list their policies. It is tolerated if the first list has that name;
     # another list may have it by chance.
     if chosen_name not in first_policies and all(grid.get("policy") for grid in grids):
         yield "policy", f"grid.policy{_GIVES}"
     for key in composed.keys() - {"name", "_target_"}:
-        # The composed policy takes each of its settings; a shared one goes to every other policy that has it, too.
-        takers = {chosen_name}  # names of policies
-        if key in BudgetPolicy.SHARED:
-            takers.update(name for name in names if key in fields[name])
         taking_grids = []
         for grid, policies in zip(grids, policies_of_grids, strict=True):
-            if takers.intersection(policies):
+            if any(key in fields[name] for name in policies):
                 taking_grids.append(grid)
         if not taking_grids:
             yield f"policy.{key}", f"no policy of the job ({', '.join(names)}) takes it"
