@@ -26,56 +26,78 @@ class Language(NamedTuple):
 
 
 _UNSPACED = {"gap": r"\s*", "begin": "", "end": ""}  # no spaces stand between these words
-LANGUAGES = {
-    "German": Language("antwort|ergebnis|lösung", "richtige?|korrekte?|endgültige", "falsche?|nicht|keine?",
-                       "ist|lautet|wäre|heißt",
-                       "die|der|das", "option|möglichkeit|alternative|buchstabe", "wähle"),
-    "Dutch": Language("antwoord|resultaat", "juiste|correcte", "foute|onjuiste|verkeerde|niet", "luidt|is",
-                      "de|het", "optie",
-                      "kies"),
-    "Scandinavian": Language("svar(?:et)?|resultat(?:et)?", "rätta|korrekta|riktige|rigtige",
-                             "felaktiga|gale|forkerte|inte|ikke",
-                             "är|er",
-                             "det|den", "alternativ(?:et)?", "väljer|velger|vælger"),
-    "French": Language("réponse|résultat", "bonne|correcte?|finale?|exacte|juste", "mauvaise|fausse|incorrecte|pas",
-                       "est|serait",
-                       "la|le", "l['’]option|option|choix|proposition|lettre", "choisis"),
-    "Spanish": Language("respuesta|resultado|solución", "correct[ao]|final|acertada",
-                        r"incorrecta|equivocada|errónea|falsa|no\s*$",
-                        "es|sería", "la|el", "opción|alternativa|letra", "elijo|escojo"),
-    "Portuguese": Language("resposta|resultado", "corret[ao]|correcta|certa|final", "errada|incorreta|não",
-                           "é|será|seria", "a|o",
-                           "opção|alternativa|letra", "escolho"),
-    "Italian": Language("risposta|risultato", "corretta|esatta|giusta|finale", r"sbagliata|errata|non\s*$",
-                        "è|sarebbe", "la|il",
-                        "opzione|alternativa|lettera", "scelgo"),
-    "Romanian": Language("răspuns(?:ul)?", "corect|final", "greșit|nu", "este", "", "varianta|opțiunea", "aleg"),
-    "Polish": Language("odpowied(?:ź|zią)|wynik", "prawidłow[aą]|poprawn[aą]", "błędna|nie", "to|jest|brzmi", "",
-                       "opcja",
-                       "wybieram"),
-    "Czech": Language("odpově[ďd]í?|výsledek", "správná", "špatná|není|ne", "je", "", "možnost", "volím"),
-    "Russian": Language("ответ(?:ом)?|результат", "правильный|верный|окончательный", "неправильный|неверный|не",
-                        "это|является", "",
-                        "вариант", "выбираю"),
-    "Greek": Language("απάντηση", "σωστή|τελική", "λάθος|δεν", "είναι", "η|το", "επιλογή", "επιλέγω"),
-    "Turkish": Language("cevap|cevabı|yanıt|sonuç", "doğru|kesin", "yanlış|değil", "şudur", "", "seçenek|şık",
-                        "seçiyorum"),
-    "Finnish": Language("vastaus", "oikea", "väärä|ei", "on", "", "vaihtoehto", "valitsen"),
-    "Hungarian": Language("válasz", "helyes", "helytelen|nem", "az?", "", "lehetőség", "választom"),
-    "Vietnamese": Language("đáp án|câu trả lời", "đúng|cuối cùng|chính xác", "sai|không", "là", "",
-                           "lựa chọn|phương án", "chọn"),
-    "Indonesian": Language("jawaban(?:nya)?", "(?:yang )?(?:benar|tepat)|akhir", r"salah|bukan|tidak\s*$",
-                           "adalah|ialah", "", "pilihan|opsi", "memilih"),
-    "Hindi": Language("उत्तर|जवाब", "सही|अंतिम", "गलत|नहीं", "है|होगा", "", "विकल्प", "चुनता हूँ"),
-    "Arabic": Language("الإجابة|الجواب", "الصحيحة?|النهائية?", r"الخاطئة?|ليست?|لا\s*$", "ه[يو]", "",
-                       "الخيار|الحرف", "أختار"),
-    "Chinese": Language("答案|结果|結果", "正确|正確|最终|最終", "错误|錯誤|不是|并非|排除|不[能会可]?(?:应该)?$",
-                        "应?[该該]?(?:是|为|為|选|選)", "", "选项|選項", "[选選][择擇]?",
-                        **_UNSPACED),
-    "Japanese": Language("答え|正解|解答|結果", "正しい|最終的?な?", "間違った|誤った|ではな", "は", "", "選択肢", "",
-                         **_UNSPACED),
-    "Korean": Language("정답|답|결과", "올바른|최종", "틀린|잘못된|아니", "은|는", "", "선택지|보기", "", **_UNSPACED),
-}  # fmt: skip
+LANGUAGES = (
+    # German
+    Language("antwort|ergebnis|lösung", "richtige?|korrekte?|endgültige", "falsche?|nicht|keine?",
+             "ist|lautet|wäre|heißt",
+             "die|der|das", "option|möglichkeit|alternative|buchstabe", "wähle"),
+    # Dutch
+    Language("antwoord|resultaat", "juiste|correcte", "foute|onjuiste|verkeerde|niet", "luidt|is",
+             "de|het", "optie",
+             "kies"),
+    # Scandinavian
+    Language("svar(?:et)?|resultat(?:et)?", "rätta|korrekta|riktige|rigtige",
+             "felaktiga|gale|forkerte|inte|ikke",
+             "är|er",
+             "det|den", "alternativ(?:et)?", "väljer|velger|vælger"),
+    # French
+    Language("réponse|résultat", "bonne|correcte?|finale?|exacte|juste", "mauvaise|fausse|incorrecte|pas",
+             "est|serait",
+             "la|le", "l['’]option|option|choix|proposition|lettre", "choisis"),
+    # Spanish
+    Language("respuesta|resultado|solución", "correct[ao]|final|acertada",
+             r"incorrecta|equivocada|errónea|falsa|no\s*$",
+             "es|sería", "la|el", "opción|alternativa|letra", "elijo|escojo"),
+    # Portuguese
+    Language("resposta|resultado", "corret[ao]|correcta|certa|final", "errada|incorreta|não",
+             "é|será|seria", "a|o",
+             "opção|alternativa|letra", "escolho"),
+    # Italian
+    Language("risposta|risultato", "corretta|esatta|giusta|finale", r"sbagliata|errata|non\s*$",
+             "è|sarebbe", "la|il",
+             "opzione|alternativa|lettera", "scelgo"),
+    # Romanian
+    Language("răspuns(?:ul)?", "corect|final", "greșit|nu", "este", "", "varianta|opțiunea", "aleg"),
+    # Polish
+    Language("odpowied(?:ź|zią)|wynik", "prawidłow[aą]|poprawn[aą]", "błędna|nie", "to|jest|brzmi", "",
+             "opcja",
+             "wybieram"),
+    # Czech
+    Language("odpově[ďd]í?|výsledek", "správná", "špatná|není|ne", "je", "", "možnost", "volím"),
+    # Russian
+    Language("ответ(?:ом)?|результат", "правильный|верный|окончательный", "неправильный|неверный|не",
+             "это|является", "",
+             "вариант", "выбираю"),
+    # Greek
+    Language("απάντηση", "σωστή|τελική", "λάθος|δεν", "είναι", "η|το", "επιλογή", "επιλέγω"),
+    # Turkish
+    Language("cevap|cevabı|yanıt|sonuç", "doğru|kesin", "yanlış|değil", "şudur", "", "seçenek|şık",
+             "seçiyorum"),
+    # Finnish
+    Language("vastaus", "oikea", "väärä|ei", "on", "", "vaihtoehto", "valitsen"),
+    # Hungarian
+    Language("válasz", "helyes", "helytelen|nem", "az?", "", "lehetőség", "választom"),
+    # Vietnamese
+    Language("đáp án|câu trả lời", "đúng|cuối cùng|chính xác", "sai|không", "là", "",
+             "lựa chọn|phương án", "chọn"),
+    # Indonesian
+    Language("jawaban(?:nya)?", "(?:yang )?(?:benar|tepat)|akhir", r"salah|bukan|tidak\s*$",
+             "adalah|ialah", "", "pilihan|opsi", "memilih"),
+    # Hindi
+    Language("उत्तर|जवाब", "सही|अंतिम", "गलत|नहीं", "है|होगा", "", "विकल्प", "चुनता हूँ"),
+    # Arabic
+    Language("الإجابة|الجواب", "الصحيحة?|النهائية?", r"الخاطئة?|ليست?|لا\s*$", "ه[يو]", "",
+             "الخيار|الحرف", "أختار"),
+    # Chinese
+    Language("答案|结果|結果", "正确|正確|最终|最終", "错误|錯誤|不是|并非|排除|不[能会可]?(?:应该)?$",
+             "应?[该該]?(?:是|为|為|选|選)", "", "选项|選項", "[选選][择擇]?",
+             **_UNSPACED),
+    # Japanese
+    Language("答え|正解|解答|結果", "正しい|最終的?な?", "間違った|誤った|ではな", "は", "", "選択肢", "",
+             **_UNSPACED),
+    # Korean
+    Language("정답|답|결과", "올바른|최종", "틀린|잘못된|아니", "은|는", "", "선택지|보기", "", **_UNSPACED),
+)  # fmt: skip
 # The same languages, English first, by the names that CLDR has for them.
 LOCALES = (
     *("en", "en_IN", "en_GB", "de", "nl", "sv", "nb", "da", "fr", "es", "pt", "it", "ro", "pl", "cs", "ru", "el"),
@@ -88,7 +110,7 @@ COPULA = r"(?:です|である|だ|입니다|이다|이에요|है|होग�
 def answer_words() -> str:
     """A pattern of the languages' words for an answer."""
     words = []
-    for language in LANGUAGES.values():
+    for language in LANGUAGES:
         answer = language.answer.replace(" ", language.gap)
         words.append(f"{language.begin}(?:{answer}){language.end}")
     return f"(?:{'|'.join(words)})"
@@ -99,7 +121,7 @@ def declarations() -> Iterator[tuple[str, str, str]]:
 
     With a pattern come the kind of answer ("" for all), and a pattern of the language's words that deny it.
     """
-    for answer, right, wrong, be, the, option, choose, gap, begin, end in LANGUAGES.values():
+    for answer, right, wrong, be, the, option, choose, gap, begin, end in LANGUAGES:
         denial = rf"{begin}(?:{wrong}){end}"
         verb = rf"(?:{gap}(?:{be}){end}(?:\s*:)?|\s*:|\s+[–—](?=\s))"  # "is", "is:", ":" or a dash
         if the:  # in small letters: "A" may be the answer's letter
