@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from kvsweep.harness.grading.grader import Grader, read_standard
 from kvsweep.harness.sweep.cell_store import CellStore, OpenCells, allow_open_cells, open_cells
-from kvsweep.harness.sweep.progress_board import Board
+from kvsweep.harness.sweep.progress_board import board
 from kvsweep.harness.sweep.share import Share, lacking
 from kvsweep.run_files.row_types import Completion
 
@@ -30,7 +30,7 @@ def work_through(shares: Sequence[_S], run: Callable[[_S, OpenCells], None]) -> 
     failures: list[Exception] = []
     allow_open_cells()  # each cell has a lock, and the limit may be low
     by_model = sorted(shares, key=lambda share: str(share.job.model))  # so that each model is loaded once
-    with Board([share.job for share in shares]):
+    with board([share.job for share in shares]):
         for share in by_model:
             try:
                 cells = lacking(share)

@@ -24,7 +24,7 @@ from kvsweep.harness.settings import import_from, own_folder
 from kvsweep.harness.sweep.cell_store import allow_open_cells
 from kvsweep.harness.sweep.estimate import TokensLeft
 from kvsweep.harness.sweep.job import Job
-from kvsweep.harness.sweep.progress_board import Board
+from kvsweep.harness.sweep.progress_board import board
 from kvsweep.harness.sweep.share import Share, lacking, status_of
 from kvsweep.kernels.implementation import check_available
 from kvsweep.messages.command_line import FAILED, guard_streams
@@ -120,7 +120,7 @@ class Local(Launcher):
         """Run the tasks; raises FailedTasksError after the last one if any failed."""
         [(tasks, work)] = rounds  # one at a time, as this launcher waits
         queue(tasks)
-        with Board(jobs_of(tasks)):
+        with board(jobs_of(tasks)):
             failed = self._run(tasks, work)
         if failed:
             raise FailedTasksError(f"{failed} of {len(tasks)} tasks failed: kvsweep status says which.")
@@ -147,7 +147,10 @@ class Local(Launcher):
                     _, task = running.pop(process)
                     if process.returncode:
                         failed += 1
-                        _note_death(task)
+                        for share in task:
+                            # One that has begun has written its error, or is seen to have stopped. The others would
+                            # seem to wait.
+                            note_state(share, ["queued"], "failed", task_status.end_of(_output(task)))
                         print(f"note: a task failed; its output is {_output(task)}", file=sys.stderr)
                 time.sleep(0.2)
         except BaseException:  # Ctrl-C too: no process outlives this one
@@ -174,13 +177,6 @@ def _start(task: Task, work: Work, gpu: str | None) -> subprocess.Popen[bytes]:
         pickle.dump((RunJobs(work), task), stdin)
         stdin.seek(0)
         return subprocess.Popen(_PROGRAM, stdin=stdin, stdout=output, stderr=output, env={**os.environ, **variables})
-
-
-def _note_death(task: Task) -> None:
-    """Record in its shares' status that a process died, so that `kvsweep status` shows its error."""
-    for share in task:
-        # One that has begun has written its error, or is seen to have stopped. The others seem to wait.
-        note_state(share, ["queued"], "failed", task_status.end_of(_output(task)))
 
 
 def note_state(

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from kvsweep.harness.sweep import progress_board
-from kvsweep.harness.sweep.progress_board import Board
+from kvsweep.harness.sweep.progress_board import board
 from kvsweep.run_files.task_status import CellProgress, TaskStatus, process_mark
 
 
@@ -45,10 +45,10 @@ def sweep(tmp_path) -> list[Any]:
     return jobs(tmp_path, "a-full", "a-h2o", "b-full", "b-h2o")
 
 
-def first_line(board: Board, capfd: pytest.CaptureFixture[str]) -> str:
+def first_line(shown: AbstractContextManager[None], capfd: pytest.CaptureFixture[str]) -> str:
     """The first line that a file gets of the board."""
     end, said = time.monotonic() + 120, ""
-    with board:
+    with shown:
         while "\n" not in said:
             assert time.monotonic() < end
             time.sleep(0.01)
@@ -58,12 +58,12 @@ def first_line(board: Board, capfd: pytest.CaptureFixture[str]) -> str:
 
 def test_a_file_gets_a_line_a_minute(sweep, monkeypatch, capfd):
     monkeypatch.setattr(progress_board, "LINE_S", 0.01)
-    first = first_line(Board(sweep), capfd)
+    first = first_line(board(sweep), capfd)
     assert first[8:] == " 20.0%, 8 of 40 completions, left 0:00:15, 100 tokens/s"
 
 
 def test_a_short_sweep_prints_no_line(sweep, capfd):
-    with Board(sweep):
+    with board(sweep):
         pass
     assert capfd.readouterr().err == ""
 
@@ -88,7 +88,7 @@ def terminal_text(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
 
 def test_a_terminal_shows_all_tasks_and_what_is_printed_above_them(sweep, monkeypatch):
     shown = terminal_text(monkeypatch)
-    with Board(sweep):
+    with board(sweep):
         print("a note\x1b[31m")
     text = shown()
     assert "a note\\x1b[31m" in text
@@ -102,7 +102,7 @@ def test_a_terminal_shows_what_has_changed(sweep, tmp_path, monkeypatch):
     shown = terminal_text(monkeypatch)
     monkeypatch.setattr(progress_board, "LOOK_S", 0.01)
     monkeypatch.setattr(progress_board, "SHARE", 1)
-    with Board(sweep):
+    with board(sweep):
         for finished, said in ((4, "20.0%, 8 of 40"), (9, "45.0%, 18 of 40")):
             write_task(tmp_path, "a", "chain", finished)
             end = time.monotonic() + 120
@@ -113,7 +113,7 @@ def test_a_terminal_shows_what_has_changed(sweep, tmp_path, monkeypatch):
 
 def test_a_run_without_any_status_ends_well(tmp_path, monkeypatch):
     monkeypatch.setattr(progress_board, "LINE_S", 0.01)
-    with Board(jobs(tmp_path / "nothing", "a")):
+    with board(jobs(tmp_path / "nothing", "a")):
         time.sleep(0.05)
 
 
