@@ -49,26 +49,26 @@ def cells(rows: pd.DataFrame, places: pd.Index, *, difference: bool) -> pd.DataF
     # Columns that the table lacks have missing values.
     numbers = rows.reindex(columns=READ)
     numbers[["value", "low", "high"]] = numbers[sources]
-    no_texts = {"label": MISSING, "mark": "", "error": "", "interval": ""}
     shown = []
     for row in notation.rows(numbers):
-        texts = {**no_texts}
+        label = notation.percent(row.value, signed=difference)  # a dash if missing
+        mark = error = interval = ""
         if not notation.missing(row.value):
-            texts["label"] = notation.percent(row.value, signed=difference)
-            texts["mark"] = notation.state_marks(row) + notation.DECISION_MARKS.get(row.decision, "")
+            mark = notation.state_marks(row) + notation.DECISION_MARKS.get(row.decision, "")
         elif notation.missing(row.pass_at_1) and row.completions:  # none of them has a grade
-            texts["label"] = UNGRADED
+            label = UNGRADED
         if not difference and not notation.missing(row.se):
             more_will_come = row.status != "done" or row.ungraded > 0
             graded = f" ({row.graded})" if more_will_come else ""
-            texts["error"] = f"±{notation.percent(row.se)}{graded}"
+            error = f"±{notation.percent(row.se)}{graded}"
         if not notation.missing(row.low):
-            texts["interval"] = f"{100 * row.low:.0f} to {100 * row.high:.0f}"
-        shown.append({"cell_id": row.cell_id, "value": 100 * row.value, **texts})
-    table = pd.DataFrame(shown, rows.index, ["cell_id", "value", *no_texts])
+            interval = f"{100 * row.low:.0f} to {100 * row.high:.0f}"
+        shown.append([row.cell_id, 100 * row.value, label, mark, error, interval])
+    # At a place without a cell, a dash stands.
+    empty = {"cell_id": "", "value": np.nan, "label": MISSING, "mark": "", "error": "", "interval": ""}
+    table = pd.DataFrame(shown, rows.index, list(empty))
     # Of several cells at a place the first is shown.
-    table = table[~table.index.duplicated()].reindex(places)
-    return table.fillna({"cell_id": "", **no_texts})
+    return table[~table.index.duplicated()].reindex(places).fillna(empty)
 
 
 @dataclass(frozen=True, kw_only=True)
