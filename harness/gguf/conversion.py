@@ -22,7 +22,10 @@ _CUT_OF_QWEN2 = "tokenizer.ggml.pre" + "\x08\0\0\0" + "\x05\0\0\0\0\0\0\0" + "qw
 def find_gguf(place: str) -> Path:
     """Return the file that `model.gguf` names: FILE, or PACKAGE:FILE for a file of an installed package."""
     package, _, name = place.rpartition(":")
-    folder = _folder_of(package)
+    spec = find_spec(package) if package.isidentifier() else None  # for a dotted name, find_spec would import a package
+    folder = None
+    if spec is not None and spec.origin is not None:
+        folder = Path(spec.origin).parent
     wheel = package.replace("_", "-")
     missing = [reader for reader in ("gguf", "accelerate") if find_spec(reader) is None]
     if package and folder is None:
@@ -38,14 +41,6 @@ def find_gguf(place: str) -> Path:
     if not path.is_file():
         raise UserError(f"model.gguf={place} is no file: name a GGUF file, or PACKAGE:FILE for one of a package.")
     return path
-
-
-def _folder_of(package: str) -> Path | None:
-    """Return the folder of an installed package; None if there is no such package."""
-    spec = find_spec(package) if package.isidentifier() else None  # for a dotted name, find_spec would import a package
-    if spec is None or spec.origin is None:
-        return None
-    return Path(spec.origin).parent
 
 
 def marks(gguf: Path) -> dict[str, bool]:

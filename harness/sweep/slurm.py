@@ -32,6 +32,7 @@ from kvsweep.harness.sweep.launch import (
 from kvsweep.messages.command_line import counted
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files import task_status
+from kvsweep.run_files.row_types import Shard
 
 # Where a site sets SBATCH_EXPORT=NONE, srun would pass on nothing of what the script sets for the task.
 _PASS_ON = "export SLURM_EXPORT_ENV=ALL"
@@ -208,21 +209,16 @@ class Slurm(Launcher):
         for line in executor.script(len(tasks)).splitlines():
             if line and not line.startswith(("# ", "#!")):
                 lines.append(f"  {line}")
-        return [*lines, *self._too_short(hours)]
-
-    def _too_short(self, hours: Sequence[float]) -> list[str]:
-        """A warning if the longest task takes more hours than launcher.timeout_min allows."""
         limit = self.timeout_min / 60
-        longest = max([task_hours for task_hours in hours if task_hours > limit], default=None)  # NaN is not above it
-        if longest is None:
-            return []
-        ends = f"SLURM stops it and queues it again, at most {self.max_requeues} times (launcher.max_requeues)"
-        # 30% more, as much as the estimate may be off.
-        hint = f"set launcher.timeout_min={ceil(60 * longest * 1.3)} or more launcher.shards"
-        takes = (
-            f"the longest task takes {longest:.1f} hours, launcher.timeout_min={self.timeout_min} allows {limit:.3g}"
-        )
-        return [f"warning: {takes}: {ends}; {hint}."]
+        too_long = [task_hours for task_hours in hours if task_hours > limit]  # NaN is not above it
+        if too_long:
+            longest = max(too_long)
+            takes = f"the longest task takes {longest:.1f} hours, launcher.timeout_min={self.timeout_min}"
+            ends = f"SLURM stops it and queues it again, at most {self.max_requeues} times (launcher.max_requeues)"
+            # 30% more, as much as the estimate may be off.
+            hint = f"set launcher.timeout_min={ceil(60 * longest * 1.3)} or more launcher.shards"
+            lines.append(f"warning: {takes} allows {limit:.3g}: {ends}; {hint}.")
+        return lines
 
 
 class _Preview(submitit.SlurmExecutor):
@@ -277,7 +273,7 @@ def _jobs_ahead(jobs: Sequence[Job], cluster: str) -> list[str]:
                     job_ids = [task.scheduler_job]
                 # Waiting for an array, 12, is waiting for all its tasks, such as 12_3.
                 ahead |= dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)
-            elif any(_may_write_same_rows(task, job) for job in sharing_jobs):
+            elif any(_may_write_same_rows(task.shard, job.shard) for job in sharing_jobs):
                 path = task_status.TaskStatus.path(directory, task.task)
                 hint = f"wait until it has ended, or stop it; if its machine is gone, delete {path}"
                 worker = f"process {task.pid} on {task.host}"
@@ -293,7 +289,6 @@ def _has_cells_of(job: Job, task: task_status.TaskStatus) -> bool:
     return any(cell.cell_id in task.cells for cell in job.cells)
 
 
-def _may_write_same_rows(task: task_status.TaskStatus, job: Job) -> bool:
-    """Whether a task has the job's shard, or a shard of another split of the cells."""
-    is_same_split = task.shard.endswith(f"/{job.shard.count}")
-    return not is_same_split or task.shard == str(job.shard)
+def _may_write_same_rows(shard: str, new_shard: Shard) -> bool:
+    """Whether a shard is the new one, or of another split of the cells."""
+    return shard == str(new_shard) or not shard.endswith(f"/{new_shard.count}")

@@ -120,7 +120,10 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
     return SweepStatus(
         directory=directory,
         state=state,
-        cells=sorted(cells.values(), key=_place_in_table),
+        # By model and benchmark, the full cache first.
+        cells=sorted(
+            cells.values(), key=lambda cell: (*_panel(cell), cell.policy != "full", cell.policy, cell.cell_id)
+        ),
         tasks=tasks,
         finished=finished,
         expected=expected,
@@ -134,9 +137,8 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
     )
 
 
-def _place_in_table(cell: CellStatus) -> tuple[Any, ...]:
-    """Return what sorts cells by model and benchmark, the full cache first."""
-    return cell.model, cell.benchmark, cell.policy != "full", cell.policy, cell.cell_id
+def _panel(cell: CellStatus) -> tuple[str, str]:
+    return cell.model, cell.benchmark
 
 
 def _resting(tasks: Sequence[TaskStatus], done_ids: Collection[str]) -> list[TaskStatus]:
@@ -347,17 +349,10 @@ def sentence(sweep: SweepStatus) -> str:
 
 def _scores(panel: Sequence[CellStatus]) -> tuple[str, str]:
     """Return Pass@1 so far of a panel's full cache, and the lowest and highest of its other cells; "" without any."""
-    full_texts = []
-    scores = []
-    for cell in panel:
-        if cell.policy == "full":
-            full_texts.append(_percent(cell))
-        elif cell.pass_at_1 is not None:
-            scores.append(cell.pass_at_1)
-    full = ", ".join(filter(None, full_texts))  # a panel has several full caches if its decoding settings differ
-    if not scores:
-        return full, ""
-    return full, f"{percent(min(scores))} to {percent(max(scores))}"
+    # A panel has several full caches if its decoding settings differ.
+    full = ", ".join(filter(None, [_percent(cell) for cell in panel if cell.policy == "full"]))
+    scores = [cell.pass_at_1 for cell in panel if cell.policy != "full" and cell.pass_at_1 is not None]
+    return full, f"{percent(min(scores))} to {percent(max(scores))}" if scores else ""
 
 
 def _cell_table(cells: Sequence[CellStatus]) -> Table:
@@ -390,7 +385,7 @@ def _table(*heads: str) -> Table:
 
 def _panels(cells: Sequence[CellStatus]) -> Iterator[tuple[tuple[str, str], list[CellStatus]]]:
     """Yield names and cells of each model and benchmark; the cells come in this order."""
-    for names, panel in groupby(cells, key=lambda cell: (cell.model, cell.benchmark)):
+    for names, panel in groupby(cells, key=_panel):
         yield names, list(panel)
 
 

@@ -184,13 +184,14 @@ def _difference(job: Job, then: Completion, now: Completion) -> dict[str, Any]:
 
     If all tokens are equal, the fields alone.
     """
-    facts: dict[str, Any] = {}
-    facts["fields"] = [name for name in then.__struct_fields__ if getattr(then, name) != getattr(now, name)]
+    fields = [name for name in then.__struct_fields__ if getattr(then, name) != getattr(now, name)]
     decode = loaded(job.model).dialogue.decode
     for first, (stored, other) in enumerate(itertools.zip_longest(then.token_ids, now.token_ids)):
         if stored != other:
-            facts["first_other"] = first
-            facts["stored_token"] = decode(then.token_ids[first : first + 1])
-            facts["token"] = decode(now.token_ids[first : first + 1])
-            break
-    return facts
+            return {
+                "fields": fields,
+                "first_other": first,
+                "stored_token": decode(then.token_ids[first : first + 1]),
+                "token": decode(now.token_ids[first : first + 1]),
+            }
+    return {"fields": fields}

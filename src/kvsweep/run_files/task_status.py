@@ -152,10 +152,8 @@ def _is_of_another_user(pid: int) -> bool:
     """True if a process with this number runs and this user may not signal it."""
     try:
         os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, PermissionError)
     return False
 
 
