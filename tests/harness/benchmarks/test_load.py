@@ -277,7 +277,7 @@ class TestFiles:
         ("name", "content", "part"),
         [
             ("p.json", b'{"id": 1,\n"a": 2}', "list"),
-            ("p.json", b"[\n1,", "p.json:2"),
+            ("p.json", b"[\n1,", "line 2 column 3"),
             ("p.json", b"[1]", "list"),
             ("p.json", b"[" * 200_000, "p.json"),
             ("p.jsonl", b'\xff\xfe{"id"', "UTF-8"),
