@@ -215,22 +215,17 @@ def grade(directory: Path, *, workers: int, timeout: float, regrade: bool, why: 
 
 
 def _cells(root: Path) -> list[Path]:
-    """The cells' folders below a folder, with a note of each broken one; raises UserError if there is no cell."""
+    """The cells' folders below a folder, with a note of each broken one; raises UserError if there is no other."""
     cells = list[Path]()
-    errors = list[BrokenCell]()
     for path in sorted(root.rglob(CELL_FILE)):
         try:
             _ = StoredCell(path.parent).settings  # reads and checks cell.yaml
         except BrokenCell as error:  # also a copy of a cell in a folder of another name, which no reader counts
-            errors.append(error)
+            print(f"note: left out: {error}", file=sys.stderr)
         else:
             cells.append(path.parent)
     if not cells:
-        if errors:  # the one cell that was meant is broken
-            raise errors[0]
-        raise UserError(f"{root} is no folder with a {CELL_FILE} below it, so it holds no cell; give a run's folder.")
-    for left_out in errors:
-        print(f"note: left out: {left_out}", file=sys.stderr)
+        raise UserError(f"{root} has no {CELL_FILE} below it that can be read, so no cell; give a run's folder.")
     return cells
 
 
