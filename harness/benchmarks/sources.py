@@ -15,7 +15,6 @@ from kvsweep.run_files.other_rows import FileRow, rows_of_file
 
 # A folder with more entries is a disk or an archive, not a data set, and takes minutes to list.
 MOST_ENTRIES = 10_000
-_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 # Characters of a question that stands in for one that the hub does not give; AIME's have 80 to 1,734.
 _STAND_IN_CHARS = 1000
 
@@ -124,8 +123,6 @@ def _read_path(path: Path, split: str | None) -> list[FileRow]:
         raise UserError(f"benchmark.path={path} does not exist; give a file of problems.")
     if path.is_dir():
         return _read_folder(path, split)
-    if path.suffix.lower() not in _SUFFIXES:
-        raise UserError(f"benchmark.path={path} must end in one of {', '.join(_SUFFIXES)}; convert it.")
     return list(_file_rows(path))
 
 

@@ -289,7 +289,7 @@ class TestFiles:
             ("p.csv", b'id,problem,answer\n1,ok,1\n2,"open,2\n', "p.csv:3"),
             ("p.csv", b'id,problem,answer\n1,"two\nlines",1\n2,none,\n', "p.csv:4"),
             ("p.parquet", b"PAR1 not really", "Parquet"),
-            ("p.txt", b"x", ".jsonl, .json, .csv, .parquet"),
+            ("p.xlsx", b"PK\3\4\xff", "UTF-8"),
             ("p.csv", b"id,problem,answer,answer\n1,?,7,8\n", "'answer' twice"),
             ("p.jsonl", b'{"problem": "?", "answer": "\\text{\\ud83d}"}', "lone surrogate"),
             ("p.jsonl", b'{"problem": "?", "answer": 5, "id": "\\ud83d"}', "lone surrogate"),
