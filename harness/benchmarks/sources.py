@@ -2,7 +2,7 @@
 
 import glob
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ def read_source(config: BenchmarkConfig, *, only_estimated: bool) -> tuple[list[
     """
     if config.path is not None:
         path = Path(config.path)
-        return _read_path(path, config.split), str(path), config
+        rows = _read_folder(path, config.split) if path.is_dir() else _read_file(path)
+        return rows, str(path), config
     if config.source == "toy":
         return _read_toy(config), f"toy task {config.task}", config
     try:
@@ -117,19 +118,11 @@ def _dataset_rows(data: Any, name: str) -> list[FileRow]:
     return [FileRow(f"{name} row {number}", dict(row)) for number, row in enumerate(data, start=1)]
 
 
-def _read_path(path: Path, split: str | None) -> list[FileRow]:
-    """Return the rows of a file, or of a folder's `split`; raises UserError for what cannot be read."""
-    if not path.exists():
-        raise UserError(f"benchmark.path={path} does not exist; give a file of problems.")
-    if path.is_dir():
-        return _read_folder(path, split)
-    return list(_file_rows(path))
-
-
-def _file_rows(path: Path) -> Iterator[FileRow]:
+def _read_file(path: Path) -> list[FileRow]:
+    """Return the rows of a file; raises UserError for one that cannot be read."""
     if is_lfs_pointer(path):  # else it would be read as a CSV
         raise UserError(f"{path} is a Git LFS pointer in place of the file; run `git lfs pull` in the clone.")
-    return rows_of_file(path)
+    return [*rows_of_file(path)]
 
 
 def _read_folder(path: Path, split: str | None) -> list[FileRow]:
@@ -165,7 +158,7 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
         return _dataset_rows(data[name], str(path))
     rows = list[FileRow]()
     for file in data[name]:
-        rows += _file_rows(Path(file))
+        rows += _read_file(Path(file))
     return rows
 
 

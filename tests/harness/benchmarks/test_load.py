@@ -308,7 +308,7 @@ class TestFiles:
         mistake(part, path=tmp_path / name)
 
     def test_a_missing_file(self, tmp_path):
-        mistake("nope.jsonl", "does not exist", path=tmp_path / "nope.jsonl")
+        mistake("nope.jsonl", "No such file", path=tmp_path / "nope.jsonl")
 
     def test_a_folder_without_data_or_with_another_split(self, tmp_path):
         (tmp_path / "empty").mkdir()
