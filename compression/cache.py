@@ -66,8 +66,9 @@ class SlotCache(Slots, Cache):
         self.slot_layers = [layer for layer in self.layers if isinstance(layer, SlotLayer)]
         self.windows = [layer for layer in self.layers if isinstance(layer, WindowLayer)]
         self.linears = [layer for layer in self.layers if isinstance(layer, LinearLayer)]
+        self._fixed_layers: list[Any] = [*self.windows, *self.linears]
         self._fixed: list[Tensor] = []  # memory whose size does not depend on the capacity
-        for layer in self.windows + self.linears:
+        for layer in self._fixed_layers:
             self._fixed += layer.tensors
 
     @staticmethod
@@ -112,13 +113,10 @@ class SlotCache(Slots, Cache):
         for memory in (*self.storage.tensors, *self.storage.columns, *self._fixed):
             memory[slot] = 0
         self.storage.admit(slot, prefill)
-        # An empty `Prefill` has no windows and no states.
-        if prefill.windows:
-            for window, rows in zip(self.windows, prefill.windows, strict=True):
-                window.admit(slot, rows, length)
-        if prefill.states:
-            for linear, states in zip(self.linears, prefill.states, strict=True):
-                linear.admit(slot, states)
+        of_fixed_layers = [*prefill.windows, *prefill.states]
+        if of_fixed_layers:  # an empty `Prefill` has none
+            for layer, rows in zip(self._fixed_layers, of_fixed_layers, strict=True):
+                layer.admit(slot, rows, length)
         for recorder in self.recorders.values():
             recorder.admit(slot, prefill)
         return slot

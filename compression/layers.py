@@ -82,7 +82,7 @@ class WindowLayer(_Layer):
     def __init__(self, cache: Slots) -> None:
         super().__init__(cache)
         shape = cache.shape
-        self.window = cache.shape.window
+        self.window = shape.window
         size = (cache.slots, shape.kv_heads, ring(self.window), shape.head_dim)
         self.tensors = [torch.zeros(size, dtype=shape.dtype, device=cache.device) for _ in range(2)]
         self.keys, self.values = self.tensors
@@ -161,8 +161,8 @@ class LinearLayer(LinearAttentionLayer):
         self.has_previous_state = {0: True}  # so that they read the states also before the first token, as zeros
         self._cache = weakref.proxy(cache)
 
-    def admit(self, slot: int, states: list[Tensor]) -> None:
-        """Write the states after a prompt."""
+    def admit(self, slot: int, states: list[Tensor], length: int) -> None:
+        """Write the states after a prompt of `length` tokens."""
         for tensor, state in zip(self.tensors, states, strict=True):
             tensor[slot] = state
 
@@ -170,15 +170,13 @@ class LinearLayer(LinearAttentionLayer):
         """Return a state of each token's slot, [tokens, ...]; zero beyond the step's own tokens."""
         return filled([self.tensors[index][self._cache.step_slots]], self._cache.step_tokens)
 
-    def update_conv_state(
-        self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs: object
-    ) -> Tensor:
+    def update_conv_state(self, conv_states: Tensor, *_: object, **__: object) -> Tensor:
         """Append the step's inputs [tokens or more, width, 1] to the convolution's inputs, and return both."""
         whole = torch.cat([self.read(0), conv_states], dim=-1)
         self._write(0, whole[..., -self.tensors[0].shape[-1] :])
         return whole
 
-    def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: object) -> Tensor:
+    def update_recurrent_state(self, recurrent_states: Tensor, *_: object, **__: object) -> Tensor:
         """Store the step's new states, [tokens or more, ...]."""
         self._write(1, recurrent_states)
         return recurrent_states

@@ -13,10 +13,11 @@ UNLIKE = "two evictions of equal caches keep different rows: take all numbers fr
 _TENSORS = ("text_ids", "positions", "token_ids", "keys", "values", "signals")
 
 
-def selected(policy: Policy, view: CacheView) -> Selection:
+def selected(policy: Policy, view: CacheView, *, twice: bool = False) -> Selection:
     """Let a user's policy select, whose code may do anything.
 
-    Raises SelectionError for each error in it, for a selection that names no rows, and for a view that it changes.
+    Raises SelectionError for each error in it, for a selection that names no rows, and for a view that it changes; with
+    `twice` also if the rows do not depend on the view alone.
     """
     before = {name: list(map(torch.clone, _tensors(view, name))) for name in _TENSORS}
     try:
@@ -32,24 +33,9 @@ def selected(policy: Policy, view: CacheView) -> Selection:
         tensors = _tensors(view, name)
         if len(tensors) != len(copies) or not all(map(_equal, tensors, copies)):
             raise SelectionError(f"it changes view.{name} in place: work on a copy (clone)")
-    return selection
-
-
-def selected_alike(policy: Policy, view: CacheView) -> Selection:
-    """Let a user's policy select twice; raises SelectionError if the rows do not depend on the view alone."""
-    selection = selected(policy, view)
-    if not torch.equal(selection.keep, selected(policy, view).keep):
+    if twice and not torch.equal(selection.keep, selected(policy, view).keep):
         raise SelectionError(UNLIKE)
     return selection
-
-
-def check_room(selection: Selection, capacity: int) -> None:
-    """Raise SelectionError if the next token has no row in the capacity that a policy promises."""
-    rows = selection.keep.shape[-1]
-    if rows >= capacity:
-        raise SelectionError(
-            f"it keeps {rows} rows, and capacity() returns {capacity}: keep fewer, so that the next token has a row."
-        )
 
 
 def _place(error: Exception, policy: Policy) -> str:

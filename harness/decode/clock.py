@@ -45,15 +45,12 @@ class Clock:
         else:
             start = time.perf_counter()
             yield
-            self._add(name, time.perf_counter() - start)
+            vars(self)[name] += time.perf_counter() - start
 
     def settle(self) -> None:
         """Add the times that the device has measured by now, without waiting for the device."""
         done = [event for event in self._events if event[2].query()]
         for name, begin, end in done:
-            self._add(name, begin.elapsed_time(end) / 1000)  # milliseconds
+            vars(self)[name] += begin.elapsed_time(end) / 1000  # milliseconds
         # The device ends its parts in the order in which they were given, so those that are done come first.
         del self._events[: len(done)]
-
-    def _add(self, name: str, seconds: float) -> None:
-        setattr(self, name, getattr(self, name) + seconds)

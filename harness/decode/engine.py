@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import CacheView, Selection, SelectionError, check_selection
-from kvsweep.compression.selection import check_room, selected, selected_alike
+from kvsweep.compression.selection import selected
 from kvsweep.compression.slots import Chunks, uploaded
 from kvsweep.compression.source import is_own
 from kvsweep.harness.decode.clock import Clock
@@ -369,7 +369,7 @@ class Engine:
                 self.cache.evict(slot, selection)
             held: list[int] = []  # nothing reads the kept tokens of a replay
             if not state.request.replayed:
-                self.table.force(slot, 0)  # the eviction has changed what the given tokens would be
+                self.table.forced[slot] = 0  # the eviction has changed what the given tokens would be
                 text_length = len(state.request.prompt_ids) + step
                 # The positions of a `per_head` policy are [layers, kv_heads, length], those of others [length].
                 held = self.cache.held(slot, text_length, per_head=view.positions.dim() > 1)
@@ -385,12 +385,15 @@ class Engine:
         request = state.request
         try:
             if is_own(type(policy)):
-                select = selected if state.evictions else selected_alike
-                selection = select(policy, view)
-                check_room(selection, policy.capacity(view.question_length, self.decoding.max_new_tokens))
+                selection = selected(policy, view, twice=not state.evictions)
             else:
                 selection = policy.select(view)
                 check_selection(selection, view)
+            capacity = policy.capacity(view.question_length, self.decoding.max_new_tokens)
+            rows = selection.keep.shape[-1]
+            if rows >= capacity:
+                full = f"it keeps {rows} rows, and capacity() returns {capacity}"
+                raise SelectionError(f"{full}: keep fewer, so that the next token has a row.")
         except SelectionError as error:
             where = f"token {int(self.table.generated[slot])} of problem {request.problem_id}, draw {request.draw}"
             raise UserError(f"policy={policy.name}, {where}: {error}") from error
@@ -412,7 +415,6 @@ class Engine:
             text_ids=torch.cat([uploaded(request.prompt_ids, text.device), text]),
             question_length=question_length,
             answer_start=None if closing_tag is None else question_length + closing_tag.start,
-            # Another stream than the one that drew the tokens, so that the policy does not repeat its numbers.
-            stream=sequence_key(self.seed, request.problem_id, request.draw, "select", len(state.evictions)),
+            seed=self.seed,
             evictions=len(state.evictions),
         )

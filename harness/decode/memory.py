@@ -86,10 +86,8 @@ def step_bytes(spec: ModelSpec) -> int:
 
 def policies_of(requests: Iterable[Request]) -> list[Policy]:
     """Return each policy of the requests once, in order."""
-    policies = dict[Policy, None]()
-    for request in requests:
-        policies.update(dict.fromkeys(branch.policy for branch in request.branches))
-    return list(policies)
+    branches = chain.from_iterable(request.branches for request in requests)
+    return list(dict.fromkeys(branch.policy for branch in branches))
 
 
 def slot_cache(shape: CacheShape, policies: Sequence[Policy], **options: Any) -> SlotCache:

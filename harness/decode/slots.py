@@ -16,7 +16,7 @@ from kvsweep.compression.cache_rows import PaddedPrefill, Prefill
 from kvsweep.compression.policy import CacheView, Policy, Signal
 from kvsweep.compression.slots import Chunks, uploaded
 from kvsweep.harness.decode.request import Branch, Request
-from kvsweep.harness.decode.sampling import uniforms_of_rows
+from kvsweep.harness.decode.sampling import sequence_key, uniforms_of_rows
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.run_files.loops import LEAST_REPEATS, LEAST_TOKENS
 from kvsweep.run_files.row_types import Eviction
@@ -73,9 +73,9 @@ class SlotTable:
     On the host: `generated`, the tokens written; `forced`, the number of first tokens that the request gives; `limits`,
     the length at which the completion is truncated; `triggers`, the cache length at which the next step evicts. On the
     device: `tokens` and `positions` to feed next; `streams`, the keys of random numbers; `written` [slots,
-    max_new_tokens], with a request's given tokens from the start; `counts` and `given`, equal to `generated` and
-    `forced`; `ends`; `broken`, true if the newest token's logits were not finite; `agreeing` [slots, periods]: for each
-    period of a loop, how many last tokens equal the token one period earlier.
+    max_new_tokens], with a request's given tokens from the start; `counts`, equal to `generated`; `ends`; `broken`,
+    true if the newest token's logits were not finite; `agreeing` [slots, periods]: for each period of a loop, how many
+    last tokens equal the token one period earlier.
     """
 
     def __init__(self, cache: SlotCache, *, max_new_tokens: int, find_loops: bool) -> None:
@@ -83,12 +83,12 @@ class SlotTable:
         self.slots = cache.slots
         self.waiting = 0
         self._states = np.full(cache.slots, None)  # an array of objects, which moves like the other columns
-        # Three columns on the host, [slots] each, and five on the device.
+        # Three columns on the host, [slots] each, and four on the device.
         self.generated, self.forced, self.limits = np.zeros((3, cache.slots), dtype=np.int64)
         self.triggers = np.full(cache.slots, _NEVER)
         device = cache.slot_ids.device
-        numbers = [torch.zeros_like(cache.slot_ids) for _ in range(5)]
-        self.tokens, self.positions, self.streams, self.counts, self.given = numbers
+        numbers = [torch.zeros_like(cache.slot_ids) for _ in range(4)]
+        self.tokens, self.positions, self.streams, self.counts = numbers
         self.written = torch.zeros(cache.slots, max_new_tokens, dtype=torch.int64, device=device)
         self.ends = EndFlags(cache.slots, device)
         self.broken = torch.zeros(cache.slots, dtype=torch.bool, device=device)
@@ -141,7 +141,7 @@ class SlotTable:
         slot = self.cache.admit(prefill)
         self._seat(slot, SlotState(request, list(request.branches)))
         self.generated[slot], self.counts[slot] = 0, 0
-        self.force(slot, len(request.forced))
+        self.forced[slot] = len(request.forced)
         self.limits[slot] = len(request.forced) if request.replayed else self.written.shape[1]  # max_new_tokens
         self.written[slot, : len(request.forced)] = uploaded(request.forced, self.written.device)
         self.tokens[slot] = request.prompt_ids[-1]
@@ -151,18 +151,15 @@ class SlotTable:
         self.broken[slot] = False
         return slot
 
-    def force(self, slot: int, tokens: int) -> None:
-        """Let a slot's first `tokens` be those that its request gives, and draw the others."""
-        self.forced[slot] = tokens
-        self.given[slot] = tokens
-
     def append(self, drawn: Tensor) -> Tensor:
         """Write each live slot's drawn token, [live], or its given token; return the written tokens, [live]."""
         live = self.cache.live
         rows = self.cache.slot_ids[:live]
         counts = self.counts[:live]
-        if (self.generated[:live] < self.forced[:live]).any():  # the host knows, so most steps launch no `where`
-            drawn = torch.where(counts < self.given[:live], self.written[rows, counts], drawn)
+        is_given = self.generated[:live] < self.forced[:live]
+        if is_given.any():  # the host knows, so most steps launch no `where`
+            given = torch.from_numpy(is_given).to(drawn.device, non_blocking=True)
+            drawn = torch.where(given, self.written[rows, counts], drawn)
         self.written[rows, counts] = drawn
         self.tokens[:live] = drawn
         counts += 1  # in the table too
@@ -256,13 +253,15 @@ class SlotTable:
 
 
 def view_slot(
-    model: LoadedModel, cache: SlotCache, slot: int, policy: Policy, *, text_ids: Tensor, stream: int, **named: Any
+    model: LoadedModel, cache: SlotCache, slot: int, policy: Policy, *, text_ids: Tensor, seed: int, **named: Any
 ) -> CacheView:
     """Return the view of a slot from which its policy selects.
 
-    `text_ids` [text length] is prompt and completion so far; the last token is not fed yet. `stream` is the key of the
-    policy's random numbers. `named` has the fields of `CacheView` that a cache does not know.
+    `text_ids` [text length] is prompt and completion so far; the last token is not fed yet. `named` has the fields of
+    `CacheView` that a cache does not know.
     """
+    # Another stream than the one that drew the tokens, so that the policy does not repeat its numbers.
+    stream = sequence_key(seed, named["problem_id"], named["draw"], "select", named["evictions"])
     length = int(cache.lengths[slot])
     positions = cache.positions[slot, ..., :length]
     if not policy.per_head:
@@ -301,10 +300,11 @@ class _Layers(Sequence[Tensor]):
         return len(self.cache.slot_layers)
 
     def __getitem__(self, layer: Any) -> Any:
-        if isinstance(layer, slice):
-            return [self[index] for index in range(len(self))[layer]]
         # A range resolves a negative index, and raises IndexError, which ends a loop over the layers.
-        return self.cache.storage.read(range(len(self))[layer], self.slot, self.length)[self.which]
+        index = range(len(self))[layer]
+        if isinstance(index, range):
+            return [self[i] for i in index]
+        return self.cache.storage.read(index, self.slot, self.length)[self.which]
 
 
 # Enough tokens to keep the processor busy, few enough that the decoding slots hardly wait.
@@ -340,7 +340,14 @@ class Prefiller:
         if self._begun is None and len(missing[0]) > self.step_tokens:
             self._begun = missing[0], Prefill(keep_queries=self.keep_queries), self.model.new_cache()
         if self._begun is not None:
-            return self._next_chunk(*self._begun)
+            ids, prefill, cache = self._begun
+            start = prefill.length
+            prefill.begin_chunk()
+            chunk = torch.tensor([ids[start : start + self.step_tokens]], device=self.model.device)
+            self.model.read(chunk, start, prefill, cache)
+            if prefill.length == len(ids):
+                self.done[ids], self._begun = prefill, None
+            return
         # The first `number` prompts take `number * width` tokens with padding: the longest of them is the width.
         widths = accumulate(map(len, missing), max)
         # How many prompts fit: these tokens only grow with the number.
@@ -351,12 +358,3 @@ class Prefiller:
             padded = pad_sequence([torch.tensor(ids) for ids in prompts], batch_first=True).to(self.model.device)
             self.model.read(padded, 0, PaddedPrefill(prefills, list(map(len, prompts))), self.model.new_cache())
             self.done.update(zip(prompts, prefills, strict=True))
-
-    def _next_chunk(self, ids: _Ids, prefill: Prefill, cache: DynamicCache) -> None:
-        """Prefill the next tokens of a long prompt, as many as one call may."""
-        start = prefill.length
-        prefill.begin_chunk()
-        chunk = torch.tensor([ids[start : start + self.step_tokens]], device=self.model.device)
-        self.model.read(chunk, start, prefill, cache)
-        if prefill.length == len(ids):
-            self.done[ids], self._begun = prefill, None

@@ -15,7 +15,6 @@ from kvsweep.compression.policy import BudgetPolicy, LastUse, Selection
 from kvsweep.compression.recorders import load_predictor
 from kvsweep.compression.slots import Chunks
 from kvsweep.harness.decode.memory import slot_cache
-from kvsweep.harness.decode.sampling import sequence_key
 from kvsweep.harness.decode.slots import view_slot
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.labels import label_trace, read_whole
@@ -88,7 +87,8 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
             problem_id=trace.problem_id,
             draw=trace.draw,
             text_ids=text_ids,
-            stream=sequence_key(seed, trace.problem_id, trace.draw, "select", 0),
+            seed=seed,
+            evictions=0,
             question_length=trace.think_start,
             answer_start=trace.think_end,
         )
