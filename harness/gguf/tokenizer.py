@@ -18,19 +18,31 @@ if TYPE_CHECKING:
 
 # The fields with ids of roles that a text or a template may name, and of tokens that end a completion.
 _ROLES = {
-    "bos_token": "ggml.bos_token_id",
-    "eos_token": "ggml.eos_token_id",
-    "unk_token": "ggml.unknown_token_id",
-    "pad_token": "ggml.padding_token_id",
+    "bos_token": "tokenizer.ggml.bos_token_id",
+    "eos_token": "tokenizer.ggml.eos_token_id",
+    "unk_token": "tokenizer.ggml.unknown_token_id",
+    "pad_token": "tokenizer.ggml.padding_token_id",
 }
 _ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 # Fields from which the tokenizer is built, and fields without effect if they have this value; None: any value.
 _KNOWN: dict[str, Any] = dict.fromkeys(
-    ("ggml.remove_extra_whitespaces", "ggml.add_sep_token", "ggml.add_eos_token"), False
+    ("tokenizer.ggml.remove_extra_whitespaces", "tokenizer.ggml.add_sep_token", "tokenizer.ggml.add_eos_token"), False
 )
-_KNOWN |= dict.fromkeys(("ggml.model", "ggml.pre", "ggml.tokens", "ggml.token_type", "ggml.merges", "ggml.scores"))
-_KNOWN |= dict.fromkeys(("ggml.add_space_prefix", "ggml.add_bos_token", "ggml.token_type_count"))
-_KNOWN |= dict.fromkeys(("chat_template", "chat_templates"))
+_KNOWN |= dict.fromkeys(
+    (
+        "tokenizer.ggml.model",
+        "tokenizer.ggml.pre",
+        "tokenizer.ggml.tokens",
+        "tokenizer.ggml.token_type",
+        "tokenizer.ggml.token_type_count",
+        "tokenizer.ggml.merges",
+        "tokenizer.ggml.scores",
+        "tokenizer.ggml.add_space_prefix",
+        "tokenizer.ggml.add_bos_token",
+        "tokenizer.chat_template",
+        "tokenizer.chat_templates",
+    )
+)
 
 _NORMAL, _CONTROL, _ADDED, _LAST_TYPE = 1, 3, 4, 6
 _END = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -69,27 +81,25 @@ def build_tokenizer(fields: Mapping[str, Any], file: Path) -> PreTrainedTokenize
 
     if fields["general.architecture"] == "phi3" and fields.get("tokenizer.ggml.model") == "llama":
         raise UserError("its control tokens take blanks behind them (Phi-3), of which the file says nothing")
-    # From here on only the tokenizer's fields, by their names without "tokenizer.".
-    fields = {name.removeprefix("tokenizer."): value for name, value in fields.items() if name.startswith("tokenizer.")}
     _check_fields(fields)
-    tokens = fields["ggml.tokens"]
-    vocabulary = fields.get("ggml.model")
+    tokens = fields["tokenizer.ggml.tokens"]
+    vocabulary = fields.get("tokenizer.ggml.model")
     if vocabulary == "gpt2":
         backend = _byte_level(fields)
-        begins_by_default = _CUTS[fields["ggml.pre"]].ignore_merges  # as `_Cut` says
+        begins_by_default = _CUTS[fields["tokenizer.ggml.pre"]].ignore_merges  # as `_Cut` says
     elif vocabulary == "llama":
         backend = _sentencepiece(fields, file)
         begins_by_default = True
     else:
         raise UserError(f"its tokenizer.ggml.model={vocabulary} is not known here, which gpt2 and llama are")
-    _check_tokens(backend, tokens, fields["ggml.token_type"])
+    _check_tokens(backend, tokens, fields["tokenizer.ggml.token_type"])
     special_tokens = {role: tokens[fields[name]] for role, name in _ROLES.items() if name in fields}
-    begins = bool(fields.get("ggml.add_bos_token", begins_by_default))
+    begins = bool(fields.get("tokenizer.ggml.add_bos_token", begins_by_default))
     if begins and "bos_token" not in special_tokens:
         raise UserError("its texts begin with BOS, and it lacks the field tokenizer.ggml.bos_token_id")
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        chat_template=fields.get("chat_template"),
+        chat_template=fields.get("tokenizer.chat_template"),
         clean_up_tokenization_spaces=False,
         add_bos_token=begins,
         **special_tokens,
@@ -102,17 +112,19 @@ def end_ids(fields: Mapping[str, Any]) -> list[int]:
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:
-    """Refuse missing, unknown and contradictory fields; their names have no `tokenizer.` in front."""
-    for name in ("ggml.tokens", "ggml.token_type"):
+    """Refuse missing, unknown and contradictory fields of the tokenizer."""
+    for name in ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type"):
         if name not in fields:
-            raise UserError(f"it lacks the field tokenizer.{name}")
+            raise UserError(f"it lacks the field {name}")
     for name, value in fields.items():
-        # chat_template.NAME: more templates.
-        if name.endswith("_token_id") or name.startswith("chat_template."):
+        if not name.startswith("tokenizer."):
+            continue
+        # tokenizer.chat_template.NAME: more templates.
+        if name.endswith("_token_id") or name.startswith("tokenizer.chat_template."):
             continue
         if name not in _KNOWN or _KNOWN[name] not in (None, value):
-            raise UserError(f"its field tokenizer.{name} ({value!r:.60}) is not known here")
-    tokens = fields["ggml.tokens"]
+            raise UserError(f"its field {name} ({value!r:.60}) is not known here")
+    tokens = fields["tokenizer.ggml.tokens"]
     if len(set(tokens)) < len(tokens):
         raise UserError("it has a token twice")
 
@@ -121,16 +133,16 @@ def _byte_level(fields: Mapping[str, Any]) -> Tokenizer:
     """Return the tokenizer of a byte-level vocabulary, which cuts texts as the file's `pre` says."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    cut = _CUTS.get(fields.get("ggml.pre", ""))
+    cut = _CUTS.get(fields.get("tokenizer.ggml.pre", ""))
     if cut is None:
         raise UserError(
-            f"its tokenizer.ggml.pre={fields.get('ggml.pre')} is a cut of words that is not known here, "
+            f"its tokenizer.ggml.pre={fields.get('tokenizer.ggml.pre')} is a cut of words that is not known here, "
             f"which {', '.join(_CUTS)} are"
         )
-    if fields.get("ggml.add_space_prefix"):
+    if fields.get("tokenizer.ggml.add_space_prefix"):
         raise UserError("its tokenizer.ggml.add_space_prefix=True is not known of a byte-level vocabulary")
-    tokens = fields["ggml.tokens"]
-    merges = [tuple(merge.split(" ")) for merge in fields["ggml.merges"]]  # "t he" -> ("t", "he")
+    tokens = fields["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]  # "t he" -> ("t", "he")
     vocabulary = {token: i for i, token in enumerate(tokens)}
     backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cut.ignore_merges))
     cuts: list[Any] = []
@@ -145,7 +157,7 @@ def _byte_level(fields: Mapping[str, Any]) -> Tokenizer:
     if cut.composed:
         backend.normalizer = normalizers.NFC()
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())  # a character for each byte
-    for token, kind in zip(tokens, fields["ggml.token_type"], strict=True):
+    for token, kind in zip(tokens, fields["tokenizer.ggml.token_type"], strict=True):
         if kind in (_CONTROL, _ADDED):
             backend.add_tokens([AddedToken(token, special=kind == _CONTROL, normalized=False)])
         elif kind == _NORMAL and not alphabet.issuperset(token):
@@ -158,10 +170,12 @@ def _sentencepiece(fields: Mapping[str, Any], file: Path) -> Tokenizer:
     from tokenizers import decoders, pre_tokenizers
     from transformers import AutoTokenizer
 
-    if fields.get("ggml.pre", "default") != "default":
-        raise UserError(f"its tokenizer.ggml.pre={fields['ggml.pre']} is not known of a vocabulary of SentencePiece")
+    if fields.get("tokenizer.ggml.pre", "default") != "default":
+        raise UserError(
+            f"its tokenizer.ggml.pre={fields['tokenizer.ggml.pre']} is not known of a vocabulary of SentencePiece"
+        )
     backend: Tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).backend_tokenizer
-    adds_space = fields.get("ggml.add_space_prefix")
+    adds_space = fields.get("tokenizer.ggml.add_space_prefix")
     if adds_space is False and isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace):
         backend.pre_tokenizer.prepend_scheme = "never"
         # The usual decoder, but for the last step, which would drop a space at the start of a text.
