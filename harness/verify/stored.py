@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -183,14 +183,14 @@ def _check_files(cells: Sequence[CheckedCell]) -> Row:
 
 def _compare(cells: Sequence[CheckedCell]) -> Iterator[Row]:
     """Compare the cells with today's: the parts of their ids, the problems, and the policies' code."""
-    changes = defaultdict[str, Counter[str]](Counter)  # what differs, and in how many cells, by the comparison's name
+    changes = Counter[tuple[str, str]]()  # in how many cells it differs, by the comparison's name and what differs
     compared = Counter[str]()
     for cell in cells:
         if cell.today or cell.changed:
             compared.update(list(_PARTS))
         for leaf, (then, now) in cell.changed.items():
             part = next(part for part, prefix in _PARTS.items() if leaf.startswith(prefix))
-            changes[part][f"{leaf} was {then} and is {now} now"] += 1
+            changes[part, f"{leaf} was {then} and is {now} now"] += 1
         if cell.today is None:
             continue
         job, cell_today = cell.today
@@ -199,17 +199,17 @@ def _compare(cells: Sequence[CheckedCell]) -> Iterator[Row]:
         for row in cell.stored.rows(row_types.Problem, on_bad=row_types.ignore):
             if row != problems.get(row.id, row):  # the data may no longer have a problem, as with a lower limit
                 path = cell.stored.folder / row_types.PROBLEMS_FILE
-                changes["problems"][f"{path}: {row.id!r:.80} has another prompt or gold"] += 1
+                changes["problems", f"{path}: {row.id!r:.80} has another prompt or gold"] += 1
         policy = cell_today.policy
         code = code_hash(type(policy))
         codes = {str(record["policy_code"]) for record in cell.passes if "policy_code" in record}
         compared["policy code"] += bool(codes)
         for earlier in codes:
             if not is_same_code(earlier, code):
-                changes["policy code"][f"policy={policy.name} was decoded by code {earlier} and is {code} now"] += 1
+                changes["policy code", f"policy={policy.name} was decoded by code {earlier} and is {code} now"] += 1
     for name in (*_PARTS, "problems", "policy code"):
-        if changes[name]:
-            lines = [f"{change} ({counted(count, 'cell')})" for change, count in changes[name].items()]
+        lines = [f"{text} ({counted(count, 'cell')})" for (part, text), count in changes.items() if part == name]
+        if lines:
             # Other code may still decode the same bits.
             yield Row(name, "differs" if name == "policy code" else "fails", "not as today", lines)
         elif compared[name]:
