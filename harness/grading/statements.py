@@ -7,7 +7,6 @@ counts; what cannot be an answer of the kind asked for is no statement. What sta
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Literal, NamedTuple
@@ -162,10 +161,10 @@ DECLARATIONS: tuple[tuple[str, str, str], ...] = (
 )  # fmt: skip
 
 
-# By kind, patterns, each with the pattern of what denies it.
-_DECLARED = defaultdict[str, list[tuple[re.Pattern[str], re.Pattern[str]]]](list)
+# Kind, pattern, and the pattern of what denies it.
+_DECLARED = list[tuple[str, re.Pattern[str], re.Pattern[str]]]()
 for _kind, _pattern, _wrong in (*((kind, pattern, r"\bnot\b") for kind, pattern, _ in DECLARATIONS), *declarations()):
-    _DECLARED[_kind].append((re.compile(_pattern, re.I | re.M), re.compile(_wrong, re.I)))
+    _DECLARED.append((_kind, re.compile(_pattern, re.I | re.M), re.compile(_wrong, re.I)))
 _OTHER = r"\b(?:wrong|incorrect|mistaken|false|previous|earlier|prior)\s+"  # answer, which then is not the stated one
 _OTHER_ANSWER = rf"{_OTHER}answers?(?:\s+(?:is|are|was|were|would)\b|:)"
 _DOUBTED = re.compile(
@@ -188,9 +187,11 @@ def _declared(text: str, kind: AnswerKind) -> str | None:
     """The value of the last declaration, such as "the answer is 72", unless the text goes on to doubt it."""
     # Numbers are calculated all along a text; a letter is declared only as an answer.
     start = 0 if kind == "letter" else max(0, len(text) - _TAIL_CHARS)
-    of_kind = _DECLARED["letter" if kind == "letter" else "number"]
+    kinds = ("", "letter" if kind == "letter" else "number")  # "": a declaration of any kind of answer
     end, value = -1, ""  # of the last declaration
-    for pattern, wrong in (*_DECLARED[""], *of_kind):  # "": of any kind of answer
+    for declared_kind, pattern, wrong in _DECLARED:
+        if declared_kind not in kinds:
+            continue
         for match in pattern.finditer(text, start):
             declared = _declared_value(text, match, wrong, kind)
             if declared:
