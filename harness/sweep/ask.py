@@ -1,14 +1,17 @@
 """Ask servers for the missing completions of one job's cells, and store each as it arrives."""
 
 import asyncio
+import json
 import re
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urljoin
 
 import msgspec
 import openai
@@ -39,7 +42,6 @@ _SHOWN = 200  # characters of what a server said
 _OF_LENGTH = re.compile(r"context|exceed|too (?:long|large|many)|longer than", re.IGNORECASE)
 _GOES_ON = "mend it, and the same command goes on"
 _WAYS_OUT = {401: "name the variable of your key by engine.key_env", 404: "leave out engine.model, or check engine.url"}
-_WAYS_OUT |= dict.fromkeys((400, 422), "leave a field out by 'engine.extra={FIELD: null}', or mend it and go on")
 # What is kept of a server's pages, which may have a key: vLLM's and SGLang's names of the cache, and the longest text.
 _PAGES = ("metrics", "server_info", "v1/models")
 # Matches `cache_dtype="fp8"`, `"max_model_len": 4096` and `n_ctx = 512`; the groups are the name and the value.
@@ -185,12 +187,15 @@ async def _fill(work: OpenCells, store: CellStore, cache_in_log: dict[str, str])
 async def _cache_on_pages(client: openai.AsyncOpenAI, url: str) -> dict[str, str]:
     """What a server says of its cache and its limit, by its own names; empty for many."""
     impatient = client.with_options(max_retries=0, timeout=CONNECT_S)
-    root = url.removesuffix("/").removesuffix("/v1")  # the pages lie beside the /v1
+    # The pages lie at the host's root, or beside the /v1 of an address that has a path before it. Often both are one:
+    # http://host/v1 has http://host/ twice, http://host/a/v1 has http://host/ and http://host/a/.
+    roots = dict.fromkeys([urljoin(url, "/"), url.removesuffix("/").removesuffix("/v1") + "/"])
     values: dict[str, str] = {}
-    for page in _PAGES:
-        with suppress(openai.APIError):  # few servers have all pages
-            text = await impatient.get(f"{root}/{page}", cast_to=str)
-            values |= _ON_PAGES.findall(text)  # pairs of a name and its value
+    for root in roots:
+        for page in _PAGES:
+            with suppress(openai.APIError):  # few servers have all pages
+                text = await impatient.get(root + page, cast_to=str)
+                values |= _ON_PAGES.findall(text)  # pairs of a name and its value
     return values
 
 
@@ -269,7 +274,8 @@ class _Asker:
     async def _post(self, pair: Pair) -> bytes:
         """Send a pair's question, and return the answer's bytes; raises ServerError for any other answer, or none."""
         question = self.prompts[pair[0]]
-        request: dict[str, Any] = {"model": self.server.model, "extra_body": self._fields(pair)}
+        fields = self._fields(pair)
+        request: dict[str, Any] = {"model": self.server.model, "extra_body": fields}
         api: Any = self.client.completions
         if self.server.api == "chat":
             api = self.client.chat.completions
@@ -281,15 +287,28 @@ class _Asker:
         except openai.APIStatusError as error:
             status = error.status_code
             answer = error.response.text
-            kind: type[ServerError] = _RefusedError if status in _OF_ONE_QUESTION else ServerError
-            hint = _WAYS_OUT.get(status, _GOES_ON)
-            if _OF_LENGTH.search(answer) and status in (*_OF_ONE_QUESTION, 500):  # 500 as llama.cpp says it
-                kind = _RefusedError
-                hint = "lower decoding.max_new_tokens, or start the server with a longer context"
-            raise self._error(f"answers {status}: {answer}", kind, hint) from None
+            what = f"answers {status}: {answer}"
+            is_too_long = status == 500 and _OF_LENGTH.search(answer)  # as llama.cpp says it
+            if status in _OF_ONE_QUESTION or is_too_long:
+                raise self._error(what, _RefusedError, self._remedy(answer, fields)) from None
+            raise self._error(what, hint=_WAYS_OUT.get(status, _GOES_ON)) from None
         except openai.APIConnectionError as error:
             # The client's error says no more than "Connection error."; its cause says why.
             raise self._error(f"does not answer: {error.__cause__ or error}") from None
+
+    def _remedy(self, refusal: str, fields: Mapping[str, Any]) -> str:
+        """Return the way out of a refused request: another length, or the request without the fields that are named."""
+        if _OF_LENGTH.search(refusal):
+            return "lower decoding.max_new_tokens, or start the server with a longer context"
+        named = [name for name in fields if re.search(rf"\b{re.escape(name)}\b", refusal)]
+        if not named or len(named) == len(fields):  # a server may repeat the whole request
+            return _GOES_ON
+        extra = {**self.server.extra, **dict.fromkeys(named)}  # null leaves a field out
+        # Newer models of OpenAI's refuse the one name of the limit and ask for the other.
+        if "max_tokens" in named and "max_completion_tokens" in refusal:
+            extra["max_completion_tokens"] = self.job.decoding.max_new_tokens
+        listed = ", ".join(f"{name}: {json.dumps(value)}" for name, value in extra.items())
+        return f"give 'engine.extra={{{listed}}}'"
 
     def _fields(self, pair: Pair) -> dict[str, Any]:
         """Return the request's fields besides model and question."""

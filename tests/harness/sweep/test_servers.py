@@ -361,10 +361,12 @@ def test_a_setting_that_was_refused_is_no_baseline(adder, sweep, kvsweep, tmp_pa
     run = tmp_path / "runs/sums"
     named = ("full", "fp8")
     grid = "grid.engine=[" + ", ".join(f"{{url: '{server.url}', name: {name}}}" for name in named) + "]"
-    assert "'engine.extra={FIELD: null}'" in sweep(grid, code=1).err.splitlines()[-1]
+    refused = sweep(grid, code=1).err.splitlines()[-1]
+    [remedy] = re.findall(r"'(engine\.extra=\{.*\})'", refused)
+    assert remedy == "engine.extra={top_k: null, min_p: null}"
     empty = {path.parent for path in run.glob("*/cell.yaml")}
     [task] = (run / "status").glob("*.json")
-    ended = sweep(grid, "engine.extra={top_k: null, min_p: null}")
+    ended = sweep(grid, remedy)
     said = [line for line in ended.out.splitlines() if "of a failed sweep" in line]
     assert len(said) == 1
     assert "of a failed sweep" in kvsweep("status", str(run)).out
@@ -385,7 +387,7 @@ def test_a_setting_that_was_refused_is_no_baseline(adder, sweep, kvsweep, tmp_pa
         (
             "Unsupported parameter: 'max_tokens' is not supported with this model. "
             "Use 'max_completion_tokens' instead.",
-            "engine.extra={FIELD: null}",
+            "engine.extra={a: 1, max_tokens: null, max_completion_tokens: 30}",
         ),
         ("['max_tokens', 'temperature', 'top_p', 'top_k', 'min_p', 'seed', 'a']", "mend it"),
     ],
