@@ -104,12 +104,17 @@ class StoredCell:
 
         `kind` is `Grade` or a view of it that has `rule`.
         """
-        rows = {row.key: row for row in self.rows(kind, shard=shard, on_bad=on_bad)}
-        if not rows:  # perhaps of a cell that has not begun
-            return {}
-        rules = (row_types.grading_rule(self.settings), None)  # a row of another program names none
-        grades = {key: row for key, row in rows.items() if row.rule in rules}
-        by_other_rule = len(rows) - len(grades)
+        grades = dict[Pair, Any]()
+        rule = None
+        by_other_rule = 0
+        for row in self.rows(kind, shard=shard, on_bad=on_bad):
+            # The rule of cell.yaml is made when the first row names one; a row of another program names none.
+            if row.rule is not None and rule is None:
+                rule = row_types.grading_rule(self.settings)
+            if row.rule in (rule, None):
+                grades[row.key] = row
+            else:
+                by_other_rule += 1
         if by_other_rule:
             reason = f"{by_other_rule} of its grades are by another rule than {row_types.CELL_FILE} names"
             hint = "grade the cell again with kvsweep grade"

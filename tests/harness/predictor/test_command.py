@@ -164,7 +164,7 @@ def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
         ("train", "run kvsweep predictor labels first"),
         ("labels", "run kvsweep predictor traces"),
         ("traces recipe.import_from=nowhere", "import_from=nowhere does not exist"),
-        ("all recipe=r1 model=r1_qwen_7b benchmark.path=MATH.jsonl", "benchmark.path=MATH.jsonl"),
+        ("all recipe=r1 model=r1_qwen_7b benchmark.path=MATH.jsonl", "MATH.jsonl cannot be read"),
         ("all model=toy_llama benchmark=toy_add", "or add recipe=r1"),
         (
             "all recipe=r1 model=toy_qwen",
