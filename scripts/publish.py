@@ -25,8 +25,8 @@ from kvsweep.analysis.report.build import build_report
 from kvsweep.analysis.statistics.metrics import graded_rows
 
 PUBLISHED = Path(__file__).parents[1] / "results" / "published"
-# Of each cell, beside the full cache's: enough to read why a setting loses, and a sixth of the demo's page.
-TEXTS = 3
+# Of each cell, beside the full cache's: enough to read why a setting loses, in a page that git can hold.
+TEXTS = 2
 # The runs whose page has another name.
 RUNS = {"demo": "demo_full"}
 # What is kept of each report beside cells.csv.
