@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsweep.harness.benchmarks.config import WRONG_OPTIONS, BenchmarkConfig
-from kvsweep.harness.models.hub import first_line, is_lfs_pointer, is_reachable
+from kvsweep.harness.models.hub import is_lfs_pointer, is_reachable
 from kvsweep.harness.settings import build
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files.other_rows import FileRow, rows_of_file
@@ -92,12 +92,7 @@ def _read_hub(config: BenchmarkConfig) -> list[FileRow]:
     try:
         data = datasets.load_dataset(config.hub_id, config.hub_config, split=config.split, revision=config.revision)
     except Exception as error:  # four libraries raise here; their errors have no common base class
-        raise UserError(
-            f"Dataset {config.hub_id} (revision={config.revision or 'newest'}, split={config.split}) did not load "
-            f"({first_line(error)}); check benchmark.split, benchmark.revision and the network, accept the terms on "
-            "its hub page and run `hf auth login` if it is gated or private, name another folder as HF_HOME if its "
-            "cache cannot be written to, or give benchmark.path=FILE."
-        ) from error
+        raise UserError(_hub_message(config, error)) from error
     if config.revision is None:
         print(
             f"benchmark {config.name}: {config.hub_id} is not pinned to a revision; the newest one is used.",
@@ -110,6 +105,40 @@ def _hub_origin(config: BenchmarkConfig) -> str:
     configuration = f", configuration {config.hub_config}" if config.hub_config else ""
     split = f", split {config.split}" if config.split else ""
     return f"{config.hub_id}@{config.revision or 'unpinned'}{configuration}{split}"
+
+
+def _hub_message(config: BenchmarkConfig, error: Exception) -> str:
+    """Return why a hub dataset could not be loaded, and what to do."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    cache_fault = _cache_fault(error)
+    if cache_fault:
+        reason = f"did not load; {cache_fault}"
+    elif "GatedRepoError" in kinds or "gated" in str(error).lower():
+        reason = "is gated; accept its terms on its hub page and run `hf auth login` (once `huggingface-cli login`)"
+    elif "DatasetNotFoundError" in kinds:
+        reason = "is not on the hub or not open to you; check the names, run `hf auth login` if it is private"
+    elif "ConnectionError" in kinds:
+        reason = "cannot be reached and is not in the local cache; check the network"
+    else:
+        reason = f"did not load ({type(error).__name__}); check benchmark.split and benchmark.revision"
+    return (
+        f"Dataset {config.hub_id} (revision={config.revision or 'newest'}, split={config.split}) {reason}, or give "
+        "benchmark.path=FILE."
+    )
+
+
+def _cache_fault(error: Exception) -> str | None:
+    """Return the sentence's end if the cache of `datasets` caused an error, else None."""
+    import datasets
+
+    cache = Path(datasets.config.HF_DATASETS_CACHE)
+    place = getattr(error, "filename", None)
+    if not isinstance(error, OSError) or not isinstance(place, str):
+        return None
+    # The file lies in the cache, or is a folder above it that could not be made.
+    if not (cache.is_relative_to(place) or Path(place).is_relative_to(cache)):
+        return None
+    return f"the cache {cache} cannot be written to ({error.strerror}), so name another folder as HF_HOME"
 
 
 def _dataset_rows(data: Any, name: str) -> list[FileRow]:
@@ -144,9 +173,11 @@ def _read_folder(path: Path, split: str | None) -> list[FileRow]:
             # Only the files of each split: `datasets` would read 007 in a CSV as 7.
             data = datasets.load_dataset_builder(place).config.data_files
     except Exception as error:  # as in `_read_hub`, the errors have no common base class
+        fault = _cache_fault(error)
+        if fault:
+            raise UserError(f"benchmark.path={path} did not load; {fault}.") from error
         raise UserError(
-            f"benchmark.path={path} is no folder datasets can load ({first_line(error)}); give a file, or name another "
-            "folder as HF_HOME if the cache of datasets cannot be written to."
+            f"benchmark.path={path} is no folder datasets can load ({type(error).__name__}); give a file."
         ) from error
     if not isinstance(data, Mapping):
         return _dataset_rows(data, str(path))

@@ -750,4 +750,4 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "set").mkdir()
     write_jsonl(tmp_path / "set/train.jsonl", [{"id": 1, "problem": "1+1?", "answer": "2"}])
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "file/datasets")
-    mistake(f"Not a directory: '{tmp_path}/file/datasets", "HF_HOME", path=tmp_path / "set")
+    mistake(f"the cache {tmp_path}/file/datasets cannot be written to (Not a directory)", path=tmp_path / "set")
