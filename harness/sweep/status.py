@@ -299,7 +299,7 @@ class VisibleConsole(Console):
     """A console that shows text as it is: no markup, and escapes for control characters."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(visible(text), **{**options, "markup": False, "emoji": False})
+        return super().render_str(visible(text), **{**options, "markup": False, "emoji": False, "highlight": False})
 
 
 def _watch(console: Console, directory: Path, interval: float, *, per_cell: bool) -> SweepStatus:

@@ -20,13 +20,13 @@ _MOST_LINES = 5
 def verify(directory: Path, *, count: int, seed: int, every: bool, as_json: bool) -> int:
     """Check a run's folder; print what was found, and return the exit status, 0 or 1."""
     check_engine("a verification of completions")
-    from kvsweep.harness.verify.again import decoded_again  # imports torch
-
     begin = time.time()
     stream = sys.stderr if as_json else sys.stdout
     if every:
         count = sys.maxsize  # more than a run has
-    cells = read_run(directory)
+    cells = read_run(directory)  # a refusal of the folder needs no torch
+    from kvsweep.harness.verify.again import decoded_again
+
     checks, decoded = list[Row](), list[Row]()
     for row in itertools.chain(stored_checks(list(cells.values())), decoded_again(cells, count, seed)):
         rows = decoded if row.name == "completion" else checks

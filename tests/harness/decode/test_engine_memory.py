@@ -119,7 +119,7 @@ def test_the_second_group_gets_the_memory_of_the_first(
     monkeypatch.setattr(memory, "step_bytes", lambda spec: 0)
     job = make_job(compose_config(*tiny, *GRID, "draws=4", f"results_dir={tmp_path}"))
     assert decode_all([share_of(job)]) == []
-    said = [line for line in capsys.readouterr().out.splitlines() if "of keys and values" in line]
+    said = [line for line in capsys.readouterr().out.splitlines() if " slots x " in line]
     found = [re.search(r"(\d+) slots x .*\((\d+) of ([\d.]+) MiB, ", line) for line in said]
     assert len(found) == 2
     for one in found:

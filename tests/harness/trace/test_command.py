@@ -346,11 +346,10 @@ def test_policies_scores_are_strips_beside_the_labels(texts, read, tiny_model_di
 
 
 @pytest.mark.slow
-def test_columns_are_paragraphs_where_there_is_no_equation(texts, tiny_model_dir, tmp_path, capsys):
+def test_columns_are_paragraphs_where_there_is_no_equation(texts, tiny_model_dir, tmp_path):
     text = "a is 4.\n\nSo a is 4.\n\nDone. </think>4"
     texts.write_text(json.dumps({"problem": "a=4", "text": text}) + "\n")
     main(f"{texts} --show attribution --out {tmp_path} model.path={tiny_model_dir} model.split=null".split())
-    assert "its columns are 3 paragraphs" in capsys.readouterr().err
     assert "".join(table_of(tmp_path).columns[1:]) == text.partition("</think>")[0]
 
 
