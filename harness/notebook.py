@@ -11,7 +11,7 @@ from pydantic import InstanceOf, PositiveInt
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import Policy
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import Branch, DecodingConfig, Request
+from kvsweep.harness.decode.request import Branch, Request, build_decoding
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model as load
 from kvsweep.harness.models.loaded import LoadedModel
@@ -86,8 +86,9 @@ def generate(
         given = checked(_Arguments, arguments, extra=True)
         Decoded.read(given.cache, given.impl, model.config, [policy])  # only for its refusals
     branches = (Branch(cell_id=policy.name, policy=policy),)  # here is no cell, so any id does
-    settings = {"name": "notebook", "temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens}
-    decoding = build(DecodingConfig, "decoding", settings)
+    decoding = build_decoding(
+        {"name": "notebook", "temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens}
+    )
     # Prompts are numbered in place of problems' ids; the numbers give the order back at the end.
     requests = [
         Request(problem_id=str(number), draw=0, prompt_ids=model.dialogue.prompt_ids(prompt), branches=branches)
@@ -95,6 +96,6 @@ def generate(
     ]
     if not requests:
         return []
-    engine = Engine(requests, model, decoding=decoding, seed=seed, **options)
+    engine = Engine.sized_for(requests, model, decoding=decoding, seed=seed, **options)
     completions = [completion for _, completion in engine.generate(requests)]  # in the order in which they end
     return sorted(completions, key=lambda completion: int(completion.problem_id))

@@ -19,7 +19,7 @@ from kvsweep.compression.policies.oracle import save_labels
 from kvsweep.compression.policy import Policy
 from kvsweep.compression.recorders import ImportancePredictor, save_predictor
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
-from kvsweep.harness.decode.request import DecodingConfig
+from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.predictor.recipe import read_settings
 from kvsweep.harness.settings import CONF, WEIGHTS, build
@@ -136,10 +136,11 @@ def test_every_predictor_recipe(name, step, write_problems):
 @pytest.mark.parametrize("name", names("decoding"))
 def test_every_decoding(name, compose):
     config = compose(f"decoding={name}")
-    decoding = build(DecodingConfig, "decoding", config.decoding)
+    decoding = build_decoding(config.decoding)
     assert isinstance(decoding, DecodingConfig)
     assert decoding.name == name
-    assert set(config.decoding) == {field.name for field in fields(decoding)}
+    settings = {field.name for part in (decoding, decoding.sampling) for field in fields(part)}
+    assert set(config.decoding) == settings - {"sampling"}
 
 
 def sweep(experiment: str, compose: Callable[..., Any]) -> list[list[str]]:

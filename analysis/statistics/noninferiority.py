@@ -70,6 +70,13 @@ class Decision:
     draws: int  # draws per problem behind the decision; a problem may have fewer
 
 
+def decide(
+    cell: Floats, full: Floats, *, margin: float = MARGIN, population: Population = "these", looks: int = 1
+) -> Decision:
+    """Decide about one cell, by the rules of `decide_tests`."""
+    return decide_grid({"cell": cell}, full, margin=margin, population=population, looks=looks)["cell"]
+
+
 def decide_grid(
     cells: Mapping[Id, Floats],
     full: Floats,

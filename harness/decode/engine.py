@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kvsweep.compression.config import UNPACKED, CacheConfig
-from kvsweep.compression.policy import CacheView, Selection, SelectionError, check_selection
+from kvsweep.compression.policy import CacheView, Policy, Selection, SelectionError, check_selection
 from kvsweep.compression.selection import selected
 from kvsweep.compression.slots import Chunks, uploaded
 from kvsweep.compression.source import is_own
@@ -73,20 +73,20 @@ class Engine:
     On a GPU the host runs ahead: it starts a step before it has read which completions the last step ended. An ended
     completion gets one extra token, which is dropped. The host waits only for an eviction and at the length limit.
 
-    The engine decodes `slots` sequences at once (None: as many as memory allows), each in the rows that the policies of
-    `requests` need: all later requests have their policies and are no longer. `invariant` (None: true on the CPU) makes
-    a completion bit for bit the same whatever is decoded beside it. `seed` starts the key of every sequence's random
-    numbers.
+    The engine decodes `slots` sequences at once, each in `capacity` rows, at least what any request's policy needs;
+    `policies` are those of all later requests. `invariant` (None: true on the CPU) makes a completion bit for bit the
+    same whatever is decoded beside it. `seed` starts the key of every sequence's random numbers.
     """
 
     def __init__(
         self,
-        requests: Sequence[Request],
         model: LoadedModel,
         *,
         decoding: DecodingConfig,
         seed: int,
-        slots: int | None = None,
+        slots: int,
+        capacity: int,
+        policies: Sequence[Policy],
         impl: Implementation = "torch",
         invariant: bool | None = None,
         cache: CacheConfig = UNPACKED,
@@ -95,16 +95,14 @@ class Engine:
         self.decoding = decoding
         self.seed = seed
         device = model.device
-        model.check_length(max(len(request.prompt_ids) for request in requests) + decoding.max_new_tokens)
-        slots = slots or auto_slots(model, requests, decoding, cache).slots
         if impl != "torch" or model.spec.packed:  # loading has compared torch's steps of unpacked weights
             prepare_steps(model, impl)
         self.clock = Clock(device)
         self.cache = slot_cache(
             model.shape,
-            policies_of(requests),
+            policies,
             slots=slots,
-            capacity=needed_capacity(requests, decoding),
+            capacity=capacity,
             device=device,
             impl=impl,
             invariant=is_invariant(invariant, model.spec, device, impl),
@@ -121,6 +119,29 @@ class Engine:
         # A graph can hold a step that never waits for the device, such as the fused step.
         if self.ahead and self.cache.ragged and model.spec.fusable:
             self.graphs = StepGraphs(slots, self.clock)
+
+    @classmethod
+    def sized_for(
+        cls,
+        requests: Sequence[Request],
+        model: LoadedModel,
+        *,
+        decoding: DecodingConfig,
+        slots: int | None = None,
+        cache: CacheConfig = UNPACKED,
+        **options: Any,
+    ) -> Self:
+        """Make an engine for the requests: their capacity, their signals and, unless given, their slots."""
+        model.check_length(max(len(request.prompt_ids) for request in requests) + decoding.max_new_tokens)
+        return cls(
+            model,
+            decoding=decoding,
+            slots=slots or auto_slots(model, requests, decoding, cache).slots,
+            capacity=needed_capacity(requests, decoding),
+            policies=policies_of(requests),
+            cache=cache,
+            **options,
+        )
 
     def generate(self, requests: Iterable[Request]) -> Iterator[tuple[str, Completion]]:
         """Yield (cell_id, completion) for every branch of every request, in the order in which they end."""
@@ -287,7 +308,7 @@ class Engine:
         positions = self.table.positions[:live]
         positions += 1  # in the table too: the positions of the tokens that are drawn now
         draw = self.cache.operations.draw_tokens
-        drawn = draw(logits, self.table.streams[:live], positions, **cuts(self.decoding))
+        drawn = draw(logits, self.table.streams[:live], positions, **cuts(self.decoding.sampling))
         written = self.table.append(drawn)
         self.clock.steps += 1
         self.clock.tokens += live

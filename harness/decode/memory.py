@@ -62,7 +62,7 @@ def auto_slots(
 
 
 def slot_bytes(shape: CacheShape, requests: Sequence[Request], decoding: DecodingConfig, config: CacheConfig) -> int:
-    """Bytes that a slot of `Engine` takes on the device: rows, positions, signals, and the text.
+    """Bytes that a slot of `Engine.sized_for` takes on the device: rows, positions, signals, and the text.
 
     They are counted on a cache and a table of one slot that have shapes but no memory (torch's meta device).
     """

@@ -1,13 +1,14 @@
 """The engine's input: how to decode, and requests with branches. Importing this module does not import torch."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from kvsweep.compression.policy import Policy, checked_capacity
+from kvsweep.harness.settings import build
 from kvsweep.kernels.row_format import ROW_BLOCK, whole_blocks
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files.row_types import Completion
@@ -36,12 +37,23 @@ class SamplingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodingConfig(SamplingConfig):
+class DecodingConfig:
     """How completions are sampled and truncated: at `max_new_tokens`, and with `stop_on_loop` when they loop."""
 
     name: str
     max_new_tokens: PositiveInt
+    sampling: SamplingConfig
     stop_on_loop: bool = False
+
+
+def build_decoding(node: Mapping[str, Any]) -> DecodingConfig:
+    """Build the decoding from its flat section, which also has the fields of the sampling."""
+    decoding, sampling = dict[str, Any](), dict[str, Any]()
+    for name, value in node.items():
+        section = decoding if name in ("name", "max_new_tokens", "stop_on_loop") else sampling
+        section[str(name)] = value
+    decoding["sampling"] = build(SamplingConfig, "decoding", sampling)
+    return build(DecodingConfig, "decoding", decoding)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from kvsweep.compression.cache_rows import Prefill
 from kvsweep.compression.policies.oracle import save_labels
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.predictor.recipe import LABEL_KINDS, LabelKind, PredictorSettings, Recipe, read_manifest
+from kvsweep.harness.predictor.recipe import LABEL_KINDS, LabelKind, PredictorSettings, Recipe, Target, read_manifest
 from kvsweep.harness.predictor.traces import Trace, read_traces
 from kvsweep.kernels.implementation import Implementation, operations
 from kvsweep.messages.errors import UserError
@@ -213,7 +213,7 @@ def make_oracle(settings: PredictorSettings) -> dict[str, Any]:
         _, labels = stored.read()
         scores = torch.full((len(trace.token_ids),), torch.nan)
         # Labels begin `lead` tokens before the thinking.
-        scores[trace.think_start : trace.think_end] = target(labels, recipe)[lead:]
+        scores[trace.think_start : trace.think_end] = target(labels, recipe.label, recipe.target)[lead:]
         targets[f"{trace.problem_id}/{trace.draw}"] = torch.tensor(trace.token_ids), scores
     path = recipe.out / f"oracle_{'_'.join(recipe.label)}.safetensors"
     card = {"hidden_size": manifest["hidden_size"], "model_weights": manifest["model"]["weights"]}
@@ -221,18 +221,18 @@ def make_oracle(settings: PredictorSettings) -> dict[str, Any]:
     return {"labels": str(path)}
 
 
-def target(labels: Labels, recipe: Recipe) -> Tensor:
+def target(labels: Labels, kinds: Sequence[LabelKind], scale: Target | None = "standardised") -> Tensor:
     """Return what a head learns of a trace's labels, [T]; NaN where a label is missing.
 
-    `standardised` is the sum of the recipe's kinds of labels, each standardised, scaled to 0 to 1. The code of DynTS
+    `standardised` is the sum of the kinds of labels, each standardised, scaled to 0 to 1. The code of DynTS
     (Robin930/DynTS a55dc37, verl_sft_fsdp.py 1390-1410) scales the mean attention x of one kind, alike in all traces:
     10 / 0.3 * x ** 0.3 (`power`) for R1-Distill-Qwen-7B, and 10,000 * x (`linear`) for R1-Distill-Llama-8B.
     """
-    if recipe.target == "standardised":
-        standardised = [standardise(labels[kind].float()) for kind in recipe.label]
+    if scale == "standardised":
+        standardised = [standardise(labels[kind].float()) for kind in kinds]
         return standardise(torch.stack(standardised).sum(dim=0))
-    [kind] = recipe.label
-    if recipe.target == "linear":
+    [kind] = kinds
+    if scale == "linear":
         return labels[kind] * 10_000
     return labels[kind] ** 0.3 / 0.3 * 10
 

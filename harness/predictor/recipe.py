@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
-from kvsweep.harness.decode.request import DecodingConfig
+from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
 from kvsweep.harness.toy.tasks import BENCHMARKS, TASKS
@@ -175,7 +175,7 @@ def read_settings(arguments: Sequence[str]) -> PredictorSettings:
     return PredictorSettings(
         recipe=build(Recipe, "recipe", config.recipe),
         model=build(ModelConfig, "model", config.model),
-        decoding=build(DecodingConfig, "decoding", config.decoding),
+        decoding=build_decoding(config.decoding),
         benchmark=build(BenchmarkConfig, "benchmark", benchmark) if names_problems else None,
     )
 

@@ -93,7 +93,7 @@ def read_traces(traces: Sequence[StoredTrace], numbers: list[int], recipe: Recip
         hidden, labels = traces[number].read()
         rounded = {kind: label.to(dtype) for kind, label in labels.items()}
         states.append(hidden)
-        goals.append(target(rounded, recipe))
+        goals.append(target(rounded, recipe.label, recipe.target))
     return torch.cat(states).to(dtype), torch.cat(goals)
 
 

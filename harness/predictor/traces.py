@@ -146,7 +146,9 @@ def written_traces(settings: PredictorSettings, stored_questions: Questions) -> 
         return
     from kvsweep.harness.decode.engine import Engine
 
-    engine = Engine(requests, model, decoding=settings.decoding, seed=recipe.seed, slots=recipe.slots, impl=recipe.impl)
+    engine = Engine.sized_for(
+        requests, model, decoding=settings.decoding, seed=recipe.seed, slots=recipe.slots, impl=recipe.impl
+    )
     with Grader(workers=1) as grader:
         for _, completion in tqdm(engine.generate(requests), total=len(requests), desc="traces"):
             name = completion.problem_id

@@ -123,7 +123,7 @@ def fit_shard(
         if trace.held_out:
             continue
         trace_hidden, labels = trace.read()
-        trace_target = target(labels, recipe)
+        trace_target = target(labels, recipe.label, recipe.target)
         owners.append(torch.full_like(trace_target, len(targets)))
         states.append(trace_hidden)
         targets.append(trace_target)
@@ -174,7 +174,7 @@ def evaluate(settings: PredictorSettings) -> dict[str, Any]:
         if not trace.held_out:
             continue
         hidden, labels = trace.read()
-        goal = target(labels, recipe)
+        goal = target(labels, recipe.label, recipe.target)
         has_label = ~goal.isnan()
         if has_label.sum() < 2 * BINS:  # a tenth of fewer tokens has no mean worth the name
             continue

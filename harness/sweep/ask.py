@@ -312,11 +312,11 @@ class _Asker:
 
     def _fields(self, pair: Pair) -> dict[str, Any]:
         """Return the request's fields besides model and question."""
-        decoding = self.job.decoding
-        fields: dict[str, Any] = {"max_tokens": decoding.max_new_tokens, "temperature": decoding.temperature}
-        if decoding.temperature:
+        sampling = self.job.decoding.sampling
+        fields: dict[str, Any] = {"max_tokens": self.job.decoding.max_new_tokens, "temperature": sampling.temperature}
+        if sampling.temperature:
             # Servers have their own defaults for missing fields. For a server -1 keeps all tokens, as 0 does here.
-            fields |= {"top_p": decoding.top_p, "top_k": decoding.top_k or -1, "min_p": 0.0}
+            fields |= {"top_p": sampling.top_p, "top_k": sampling.top_k or -1, "min_p": 0.0}
         if self.server.seed:
             # Another one for each pair. Seven hexadecimal digits stay below 2^31, which every server accepts.
             fields["seed"] = int(content_hash([self.job.seed, *pair])[:7], 16)

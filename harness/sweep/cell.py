@@ -36,18 +36,19 @@ class Cell:
     @cached_property
     def _conditions(self) -> dict[str, Any]:
         """All settings except policy and cache. Cells with equal conditions can be compared."""
-        decoding = dataclasses.asdict(self.decoding)
-        del decoding["name"]
+        limits = {"max_new_tokens": self.decoding.max_new_tokens, "stop_on_loop": self.decoding.stop_on_loop}
         return {
             "model": self.model.identity(),
             "dataset": self.dataset_hash,
-            "decoding": decoding,
+            "decoding": {**limits, **dataclasses.asdict(self.decoding.sampling)},
             "seed": self.seed,
             "impl": ARITHMETIC[self.impl],  # implementations round differently
         }
 
     def describe(self) -> dict[str, Any]:
         """Return the contents of cell.yaml, for people and for the analysis; `check` shows if the file was edited."""
+        decoding = dataclasses.asdict(self.decoding)
+        sampling = decoding.pop("sampling")
         described = {
             "schema": row_types.SCHEMA,
             "cell_id": self.cell_id,
@@ -56,7 +57,7 @@ class Cell:
             "benchmark": dataclasses.asdict(self.benchmark),
             "dataset_hash": self.dataset_hash,
             "policy": self.policy.identity(),
-            "decoding": dataclasses.asdict(self.decoding),
+            "decoding": {**sampling, **decoding},
             "impl": self._conditions["impl"],
             "seed": self.seed,
             **self.cache.identity(),

@@ -221,7 +221,7 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell]) ->
 
 def engine_of(job: Job, requests: Sequence[Request], model: LoadedModel, slots: int) -> Engine:
     """Return an engine with a job's settings, and slots that are long enough for the requests."""
-    return Engine(
+    return Engine.sized_for(
         requests,
         model,
         slots=slots,

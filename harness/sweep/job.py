@@ -17,7 +17,7 @@ from kvsweep.compression.config import CacheConfig
 from kvsweep.compression.policy import Policy
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import Benchmark, load_problems, question_hash
-from kvsweep.harness.decode.request import DecodingConfig, first_eviction
+from kvsweep.harness.decode.request import DecodingConfig, build_decoding, first_eviction
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import ModelSpec
 from kvsweep.harness.provenance import command_line, describe_code
@@ -213,7 +213,7 @@ def make_job(config: DictConfig) -> Job:
     benchmark_config = build(BenchmarkConfig, "benchmark", config.benchmark)
     run = checked(RunConfig, config, extra=True)
     sections: dict[str, Any] = {name: build(cls, name, config.get(name, {})) for name, cls in _SECTIONS.items()}
-    decoding = build(DecodingConfig, "decoding", config.decoding)
+    decoding = build_decoding(config.decoding)
     if run.until and "group" in benchmark_config.columns:
         raise UserError("until=decided takes problems as independent: leave it, or benchmark.columns.group, out.")
     cache = sections.pop("cache")

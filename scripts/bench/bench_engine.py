@@ -109,7 +109,7 @@ def ours(
     requests, how = ask(prompts, policy), {"seed": 0, "slots": slots, "invariant": invariant, "cache": cache}
 
     def run() -> int:
-        engine = Engine(requests, model, decoding=job.decoding, **how)
+        engine = Engine.sized_for(requests, model, decoding=job.decoding, **how)
         tokens = sum(completion.num_tokens for _, completion in engine.generate(requests))
         shares.update({part: getattr(engine.clock, part) / engine.clock.wall for part in PARTS})
         return tokens
@@ -168,7 +168,7 @@ class Peer:
 
     @torch.inference_mode()
     def generate(self, batch: int) -> int:
-        sampling, tokens = self.decoding, 0
+        sampling, tokens = self.decoding.sampling, 0
         for ids, mask in self.batches(batch):
             written = self.network.generate(
                 ids,
@@ -215,7 +215,7 @@ class Peer:
             if int((mask.sum(-1) - questions).max()) > self.policy.budget:
                 mask, scores = self.evict(cache, mask, scores, questions)
             logits = self.network.lm_head(output.last_hidden_state[:, -1])
-            token = inverse_cdf(logits, self.uniform(positions[:, -1] + 1), **cuts(self.decoding))
+            token = inverse_cdf(logits, self.uniform(positions[:, -1] + 1), **cuts(self.decoding.sampling))
             written.append(token)
             done |= torch.isin(token, self.stops)
             feed, positions = token[:, None], positions[:, -1:] + 1

@@ -55,7 +55,7 @@ def decode(job: Job, model: LoadedModel, batches: Sequence[tuple[Branch, ...]]) 
             Request(problem_id=p.id, draw=0, prompt_ids=model.dialogue.prompt_ids(p.prompt), branches=branches)
             for p in job.benchmark.problems
         ]
-        engine = Engine(requests, model, decoding=job.decoding, seed=job.seed)
+        engine = Engine.sized_for(requests, model, decoding=job.decoding, seed=job.seed)
         for cell_id, completion in engine.generate(requests):
             written[cell_id, completion.problem_id, completion.draw] = completion
         tokens += engine.clock.tokens

@@ -23,7 +23,7 @@ from rounds import alternating, ask, conclude, medians
 
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import DecodingConfig
+from kvsweep.harness.decode.request import DecodingConfig, SamplingConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.settings import compose_config
@@ -52,9 +52,9 @@ def main() -> None:
 
 
 def ours(model: LoadedModel, prompts: Prompts, tokens: int, invariant: bool) -> float:
-    decoding = DecodingConfig(name="greedy", max_new_tokens=tokens, temperature=0)
+    decoding = DecodingConfig(name="greedy", max_new_tokens=tokens, sampling=SamplingConfig(temperature=0))
     requests, how = ask(prompts, FullCache(name="full")), {"seed": 0, "slots": len(prompts), "invariant": invariant}
-    engine = Engine(requests, model, decoding=decoding, **how)
+    engine = Engine.sized_for(requests, model, decoding=decoding, **how)
     return sum(completion.num_tokens for _, completion in engine.generate(requests))
 
 

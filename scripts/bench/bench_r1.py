@@ -38,7 +38,7 @@ from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policy import Policy
 from kvsweep.compression.recorders import ImportancePredictor, save_predictor
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import DecodingConfig, needed_capacity
+from kvsweep.harness.decode.request import DecodingConfig, build_decoding, needed_capacity
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
@@ -86,11 +86,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         save_predictor(ImportancePredictor(model.network.config.hidden_size, widths).bfloat16(), Path(folder), {})
         settings = {name: config.policy[name] for name in ("keep_ratio", "budget", "local_window", "predictor")}
         policy = DynTS(name="dynts", **settings)
-        decoding = build(DecodingConfig, "decoding", config.decoding)
         run: Callable[[], dict[str, Any]] = {
-            "dynts": lambda: ours(args, model, policy, decoding),
-            "full": lambda: ours(args, model, FullCache(name="full"), decoding),
-            "padded": lambda: padded(args, model, policy, decoding),
+            "dynts": lambda: ours(args, model, policy, build_decoding(config.decoding)),
+            "full": lambda: ours(args, model, FullCache(name="full"), build_decoding(config.decoding)),
+            "padded": lambda: padded(args, model, policy, build_decoding(config.decoding)),
             "generate": lambda: generate(args, model),
             "continuous": lambda: continuous(args, model),
         }[args.contender]
@@ -114,7 +113,7 @@ def figures(args: argparse.Namespace, tokens: int, texts: int, seconds: float, *
 
 def ours(args: argparse.Namespace, model: LoadedModel, policy: Policy, decoding: DecodingConfig) -> dict[str, Any]:
     wanted = ask(questions(args, model, args.texts), policy)
-    engine = Engine(wanted, model, decoding=decoding, seed=0, impl=args.impl, invariant=args.invariant)
+    engine = Engine.sized_for(wanted, model, decoding=decoding, seed=0, impl=args.impl, invariant=args.invariant)
     slots = engine.table.slots
     engine.stop_ids = torch.tensor([-1], device=model.device)
     step = engine._step

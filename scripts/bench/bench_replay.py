@@ -17,7 +17,7 @@ from kvsweep.compression.policies.h2o import H2O
 from kvsweep.compression.policies.streaming_llm import StreamingLLM
 from kvsweep.harness.decode import engine as engine_module
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import Branch, DecodingConfig, Request
+from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import LoadedModel, load_model
 from kvsweep.harness.settings import build, compose_config, plain
@@ -56,8 +56,8 @@ def measure(model: LoadedModel, policy: object, tokens: int, *, chunked: bool) -
         forced=ids,
         replayed=True,
     )
-    decoding = DecodingConfig(name="bench", max_new_tokens=tokens, temperature=0)
-    engine = Engine([request], model, decoding=decoding, seed=0, slots=1, invariant=False)
+    decoding = DecodingConfig(name="bench", max_new_tokens=tokens, sampling=SamplingConfig(temperature=0))
+    engine = Engine.sized_for([request], model, decoding=decoding, seed=0, slots=1, invariant=False)
     on_gpu = model.device.type == "cuda"
     clock = time.perf_counter if on_gpu else time.process_time
     begin = clock()

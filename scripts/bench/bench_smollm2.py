@@ -33,7 +33,7 @@ from kvsweep.compression.policies.full import FullCache
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import load_problems
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import DecodingConfig, Request
+from kvsweep.harness.decode.request import DecodingConfig, Request, SamplingConfig
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import add_adapter, load_model
 from kvsweep.harness.models.loaded import LoadedModel
@@ -135,9 +135,9 @@ class CutEngine(Engine):
 
 def engine_for(model: LoadedModel, work: Work, invariant: bool | None) -> tuple[Engine, list[Request]]:
     requests = ask(work.prompts, FullCache(name="full"))
-    decoding = DecodingConfig(name="g", max_new_tokens=work.most, temperature=0.0)
+    decoding = DecodingConfig(name="g", max_new_tokens=work.most, sampling=SamplingConfig(temperature=0.0))
     kind = Engine if work.limits is None else CutEngine
-    engine = kind(requests, model, decoding=decoding, seed=0, slots=work.slots, invariant=invariant)
+    engine = kind.sized_for(requests, model, decoding=decoding, seed=0, slots=work.slots, invariant=invariant)
     if isinstance(engine, CutEngine) and work.limits is not None:
         engine.limits = work.limits
     return engine, requests

@@ -18,7 +18,7 @@ from rounds import alternating, ask, conclude, medians
 
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import DecodingConfig
+from kvsweep.harness.decode.request import DecodingConfig, SamplingConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.spec import ModelSpec
@@ -86,9 +86,9 @@ def decode(model: LoadedModel, prompts: Prompts, tokens: int, slots: int) -> Tex
 
 
 def engine_for(model: LoadedModel, prompts: Prompts, tokens: int, slots: int) -> Engine:
-    decoding = DecodingConfig(name="greedy", max_new_tokens=tokens, temperature=0)
+    decoding = DecodingConfig(name="greedy", max_new_tokens=tokens, sampling=SamplingConfig(temperature=0))
     requests = ask(prompts, FullCache(name="full"))
-    return Engine(requests, model, decoding=decoding, seed=0, slots=slots)
+    return Engine.sized_for(requests, model, decoding=decoding, seed=0, slots=slots)
 
 
 def parse_args() -> argparse.Namespace:

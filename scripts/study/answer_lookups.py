@@ -72,7 +72,7 @@ def compare(job: Job, model: LoadedModel) -> Iterator[tuple[str, float, float, f
     policies: list[Policy] = [branch.policy for branch in branches]
     prompts = {p.id: model.dialogue.prompt_ids(p.prompt) for p in job.benchmark.problems}
     requests = [Request(problem_id=i, draw=0, prompt_ids=ids, branches=branches) for i, ids in prompts.items()]
-    engine = FirstSelections(requests, model, decoding=job.decoding, seed=job.seed)
+    engine = FirstSelections.sized_for(requests, model, decoding=job.decoding, seed=job.seed)
     texts = {c.problem_id: c.token_ids for cell, c in engine.generate(requests) if cell == "full"}
     window = next(p.local_window for p in policies if hasattr(p, "local_window"))
     for problem, ids in prompts.items():

@@ -65,7 +65,7 @@ def decoded(
     model: LoadedModel, requests: Sequence[Request], slots: int, tokens: int
 ) -> tuple[Sums, dict[str, Completion]]:
     """A checksum of the logits before each token, by problem and token, and the texts, by problem."""
-    engine = Engine(
+    engine = Engine.sized_for(
         requests, model, decoding=decoding_of("r1", tokens), seed=0, slots=slots, impl="triton", invariant=True
     )
     engine.stop_ids = torch.tensor([-1], device=model.device)

@@ -98,7 +98,7 @@ def weight_bytes(model: LoadedModel) -> int:
 
 
 def decoding_of(sampling: str, tokens: int) -> DecodingConfig:
-    return DecodingConfig(name="bench", max_new_tokens=tokens, **vars(SAMPLINGS[sampling]))
+    return DecodingConfig(name="bench", max_new_tokens=tokens, sampling=SAMPLINGS[sampling])
 
 
 def random_ids(model: LoadedModel, *size: int, seed: int) -> torch.Tensor:

@@ -160,7 +160,7 @@ def engine_of(model: LoadedModel, group: Group, sizes: Sizes) -> tuple[Engine, P
         policy = policy_of(group.policy, sizes, Path(folder), model.spec.hidden_size)
         prompt = tuple(random_ids(model, sizes.question, seed=1).tolist())
         wanted = ask([prompt] * (sizes.most if group.auto else sizes.slots), policy)
-        engine = Engine(
+        engine = Engine.sized_for(
             wanted,
             model,
             decoding=decoding_of(group.sampling, sizes.limit),

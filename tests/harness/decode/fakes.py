@@ -94,8 +94,8 @@ def run(
     **options,
 ):
     """Completions by (cell_id, problem_id, draw), and the engine for its counts."""
-    decoding = DecodingConfig(name="test", max_new_tokens=max_new_tokens, **vars(sampling))
-    engine = Engine(requests, model, decoding=decoding, seed=seed, slots=slots, **options)
+    decoding = DecodingConfig(name="test", max_new_tokens=max_new_tokens, sampling=sampling)
+    engine = Engine.sized_for(requests, model, decoding=decoding, seed=seed, slots=slots, **options)
     engine.prefiller.step_tokens = step_tokens
     if prepare is not None:
         prepare(engine)

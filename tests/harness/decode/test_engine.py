@@ -407,8 +407,8 @@ def test_a_killed_grid_resumes_to_the_same_completions(examples):
             rest = [r for r in (without(r, stored) for r in requests) if r.branches]
             if not rest:
                 break
-            decoding = DecodingConfig(name="test", max_new_tokens=max_new_tokens, **vars(T1))
-            engine = Engine(rest, BreakingModel(breaks_at=failure), decoding=decoding, seed=0, slots=count)
+            decoding = DecodingConfig(name="test", max_new_tokens=max_new_tokens, sampling=T1)
+            engine = Engine.sized_for(rest, BreakingModel(breaks_at=failure), decoding=decoding, seed=0, slots=count)
             with suppress(BrokenError):
                 for cell_id, completion in itertools.islice(engine.generate(rest), kill):
                     assert (cell_id, completion.problem_id, 0) not in stored
@@ -472,8 +472,8 @@ def test_questions_in_chunks_or_side_by_side_give_the_same_completions(networks)
 def test_a_long_question_does_not_stop_the_others(networks):
     _, model = networks
     [short, long] = ask(prompts(4, 60), FULL)
-    decoding = DecodingConfig(name="test", max_new_tokens=40, **vars(GREEDY))
-    engine = Engine([short, long], model, decoding=decoding, seed=0, slots=2)
+    decoding = DecodingConfig(name="test", max_new_tokens=40, sampling=GREEDY)
+    engine = Engine.sized_for([short, long], model, decoding=decoding, seed=0, slots=2)
     engine.prefiller.step_tokens = 6
     generator = engine.generate([short, long])
     list(itertools.islice(generator, 1))

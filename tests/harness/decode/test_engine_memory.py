@@ -128,7 +128,7 @@ def test_the_second_group_gets_the_memory_of_the_first(
 
 
 def decoding(tokens: int, **options: Any) -> DecodingConfig:
-    return DecodingConfig(name="d", max_new_tokens=tokens, temperature=0.6, **options)
+    return DecodingConfig(name="d", max_new_tokens=tokens, sampling=SamplingConfig(temperature=0.6), **options)
 
 
 def test_an_h100_holds_192_slots_of_the_papers_heatmap():
@@ -166,7 +166,7 @@ def test_the_bytes_of_a_slot_are_those_that_torch_allocates(
         expected, found = memory.slot_bytes(model.shape, requests, text, config), []
         for slots in (2, 5):
             with Allocated() as allocated:
-                engine = Engine(requests, model, decoding=text, seed=0, slots=slots, cache=config)
+                engine = Engine.sized_for(requests, model, decoding=text, seed=0, slots=slots, cache=config)
                 found.append(allocated.now)
             del engine
         assert expected == pytest.approx((found[1] - found[0]) / 3, rel=0.01), some

@@ -65,8 +65,10 @@ def engine_for(model, policies, *, slots, invariant, cache):
     texts = texts_of(model)
     requests = ask([prompt for prompt, _ in texts], *policies, replayed=True)
     requests = [replace(request, forced=text) for request, (_, text) in zip(requests, texts, strict=True)]
-    decoding = DecodingConfig(name="test", max_new_tokens=max(len(r.forced) for r in requests), **vars(GREEDY))
-    engine = Watched(requests, model, decoding=decoding, seed=3, slots=slots, invariant=invariant, cache=cache)
+    decoding = DecodingConfig(name="test", max_new_tokens=max(len(r.forced) for r in requests), sampling=GREEDY)
+    engine = Watched.sized_for(
+        requests, model, decoding=decoding, seed=3, slots=slots, invariant=invariant, cache=cache
+    )
     # Memory that nobody has written must not matter. Rows are zeroed on admission, as attention needs it.
     for tensor in engine.cache.storage.tensors:
         tensor.fill_(255 if tensor.dtype == torch.uint8 else torch.nan)

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 from kvsweep.compression.policies.dynts import DynTS
 from kvsweep.compression.policies.h2o import H2O
 from kvsweep.harness.decode.graphs import StepGraphs, bucket
-from kvsweep.harness.decode.request import DecodingConfig, SamplingConfig
+from kvsweep.harness.decode.request import SamplingConfig, build_decoding
 from kvsweep.harness.decode.sampling import cuts
-from kvsweep.harness.settings import CONF, WEIGHTS, build
+from kvsweep.harness.settings import CONF, WEIGHTS
 from kvsweep.harness.toy.tasks import TASKS, problems
 from kvsweep.kernels import sampling
 from kvsweep.kernels.sampling import inverse_cdf
@@ -155,7 +155,7 @@ def test_drawing_from_a_large_vocabulary_asks_the_device_nothing(name, monkeypat
     # Only a CPU reads its own numbers before it draws.
     monkeypatch.setattr(sampling, "_edge_among_largest", lambda *_: None)
     file = OmegaConf.load(CONF / "decoding" / f"{name}.yaml")
-    settings = build(DecodingConfig, "decoding", OmegaConf.merge(file, {"max_new_tokens": 9}))
+    settings = build_decoding(OmegaConf.merge(file, {"max_new_tokens": 9})).sampling
     logits, numbers = torch.randn(3, 5000), torch.rand(3, dtype=torch.float64)
     with Tape():
         drawn = inverse_cdf(logits, numbers, **cuts(settings))

@@ -18,7 +18,7 @@ from kvsweep.compression.policies.h2o import H2O
 from kvsweep.compression.policies.window import Window
 from kvsweep.compression.policy import Policy, Selection
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import DecodingConfig, Request
+from kvsweep.harness.decode.request import DecodingConfig, Request, SamplingConfig
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.messages.errors import UserError
 from tests.harness.decode.fakes import FULL, ask
@@ -170,8 +170,8 @@ POLICIES: list[Policy] = [
 
 
 def engine_of(model: LoadedModel, requests: list[Request], slots: int, new: int = 48, **options: Any) -> Engine:
-    decoding = DecodingConfig(name="greedy", max_new_tokens=new, temperature=0)
-    return Engine(requests, model, decoding=decoding, seed=0, slots=slots, **options)
+    decoding = DecodingConfig(name="greedy", max_new_tokens=new, sampling=SamplingConfig(temperature=0))
+    return Engine.sized_for(requests, model, decoding=decoding, seed=0, slots=slots, **options)
 
 
 def requests_for(model: LoadedModel, count: int) -> list[Request]:
@@ -285,11 +285,11 @@ def test_chunks_are_the_steps_one_by_one(name, invariant, length):
     model = model_of(name)
     invariant = invariant and not model.spec.experts
     text = tuple(text_of(model, length, 3))
-    decoding = DecodingConfig(name="fed", max_new_tokens=length, temperature=0)
+    decoding = DecodingConfig(name="fed", max_new_tokens=length, sampling=SamplingConfig(temperature=0))
     requests = ask([text[:30]] * 2, *policies_for(model), forced=text[30:], replayed=True)
     states = []
     for most in (1, 7, 64):
-        engine = Engine(requests, model, decoding=decoding, seed=0, slots=6, invariant=invariant)
+        engine = Engine.sized_for(requests, model, decoding=decoding, seed=0, slots=6, invariant=invariant)
         largest = 1 if engine.cache.linears else most
         type(engine)._most_fed, before = property(lambda _, most=largest: most), type(engine)._most_fed
         try:

@@ -36,8 +36,8 @@ def short_loops(monkeypatch):
 
 def write(requests, *, stop_on_loop, slots=3, ahead=False):
     model = CountingModel()
-    decoding = DecodingConfig(name="test", max_new_tokens=LIMIT, **vars(T1), stop_on_loop=stop_on_loop)
-    engine = Engine(requests, model, decoding=decoding, seed=0, slots=slots)
+    decoding = DecodingConfig(name="test", max_new_tokens=LIMIT, sampling=T1, stop_on_loop=stop_on_loop)
+    engine = Engine.sized_for(requests, model, decoding=decoding, seed=0, slots=slots)
     engine.ahead = ahead
     return {(cell_id, c.problem_id): c for cell_id, c in engine.generate(requests)}
 

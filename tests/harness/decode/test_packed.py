@@ -9,7 +9,7 @@ from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.rkv import RKV
 from kvsweep.compression.policies.window import Window
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import Branch, DecodingConfig, Request
+from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.settings import WEIGHTS
@@ -20,7 +20,7 @@ POLICIES = [
     Window(name="window", keep_ratio=0.5, local_window=16, budget=40),
     RKV(name="rkv", keep_ratio=0.3, local_window=12, budget=36, observation_window=4),
 ]
-DECODING = DecodingConfig(name="test", max_new_tokens=LIMIT, temperature=1.0)
+DECODING = DecodingConfig(name="test", max_new_tokens=LIMIT, sampling=SamplingConfig(temperature=1.0))
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def requests(count, policies=POLICIES):
 
 
 def texts(model, wanted, cache, slots):
-    engine = Engine(list(requests(3)), model, decoding=DECODING, seed=0, slots=slots, cache=cache)
+    engine = Engine.sized_for(list(requests(3)), model, decoding=DECODING, seed=0, slots=slots, cache=cache)
     found = {(cell, c.problem_id): (c.token_ids, c.evictions) for cell, c in engine.generate(wanted)}
     assert engine.cache.kv_bytes == slots * SlotCache.bytes_per_slot(model.shape, engine.cache.capacity, cache)
     return found
@@ -71,9 +71,9 @@ def test_texts_do_not_depend_on_the_batch(model, settings):
 @pytest.mark.slow
 def test_a_residual_as_long_as_the_text_changes_nothing_but_rounding(model):
     """Every row is then among the newest, rotated; so greedy texts are the unpacked ones."""
-    greedy = DecodingConfig(name="test", max_new_tokens=LIMIT, temperature=0)
+    greedy = DecodingConfig(name="test", max_new_tokens=LIMIT, sampling=SamplingConfig(temperature=0))
     found = []
     for cache in (UNPACKED, CacheConfig(bits=2, residual=120), CacheConfig(bits=2, residual=120, scheme="kivi")):
-        engine = Engine(list(requests(3)), model, decoding=greedy, seed=0, slots=4, cache=cache)
+        engine = Engine.sized_for(list(requests(3)), model, decoding=greedy, seed=0, slots=4, cache=cache)
         found.append({(cell, c.problem_id): c.token_ids for cell, c in engine.generate(requests(3))})
     assert found[0] == found[1] == found[2]

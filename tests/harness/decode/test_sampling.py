@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from kvsweep.harness.decode.request import DecodingConfig, SamplingConfig, SamplingOrder
+from kvsweep.harness.decode.request import SamplingConfig, SamplingOrder, build_decoding
 from kvsweep.harness.decode.sampling import cuts, sequence_key, uniform
 from kvsweep.harness.settings import build
 from kvsweep.kernels import sampling
@@ -239,7 +239,7 @@ def test_half_precision_logits_are_drawn_in_full_precision():
 )
 def test_a_setting_out_of_range(field, value):
     with pytest.raises(UserError, match=rf"decoding\.{field}={value}"):
-        build(DecodingConfig, "decoding", {"name": "d", "max_new_tokens": 9, "temperature": 1.0, field: value})
+        build_decoding({"name": "d", "max_new_tokens": 9, "temperature": 1.0, field: value})
 
 
 def test_settings_at_their_ends_are_allowed():

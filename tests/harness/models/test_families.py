@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from kvsweep.compression.cache import SLOT_ATTENTION
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import Branch, DecodingConfig, Request
+from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
@@ -240,8 +240,8 @@ def prepared(
     requests = [
         Request(problem_id=str(number), draw=0, prompt_ids=i, branches=(branch,)) for number, i in enumerate(ids)
     ]
-    decoding = DecodingConfig(name="greedy", max_new_tokens=new, temperature=0)
-    engine = Engine(requests, model, decoding=decoding, seed=0, slots=slots, invariant=invariant)
+    decoding = DecodingConfig(name="greedy", max_new_tokens=new, sampling=SamplingConfig(temperature=0))
+    engine = Engine.sized_for(requests, model, decoding=decoding, seed=0, slots=slots, invariant=invariant)
     return engine, requests
 
 

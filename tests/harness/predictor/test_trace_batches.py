@@ -50,8 +50,8 @@ def assert_close(found, expected):
 def test_targets(model):
     recipe, trained = recipe_of(model), golden(f"{model}.mask").bool()
     importance, expected = (golden(f"{model}.{name}")[trained] for name in ("importance", "targets"))
-    assert_close(target({"answer": importance}, recipe), expected)
-    rounded = target({"answer": importance.bfloat16()}, recipe)
+    assert_close(target({"answer": importance}, recipe.label, recipe.target), expected)
+    rounded = target({"answer": importance.bfloat16()}, recipe.label, recipe.target)
     assert torch.equal(rounded.float(), golden(f"{model}.targets_bfloat16")[trained])
 
 

@@ -125,7 +125,9 @@ def test_packed_rows_count_from_the_first_token(model, bits):
     rows = {(cell_id, row.key): row for cell_id, row in replay(model, job, wanted, None)}
     for cell, text in itertools.product(job.cells, wanted):
         [request] = [text.request(model, None, [Branch(cell_id=cell.cell_id, policy=cell.policy)])]
-        engine = Watched([request], model, decoding=job.decoding, seed=0, slots=1, cache=job.cache, invariant=False)
+        engine = Watched.sized_for(
+            [request], model, decoding=job.decoding, seed=0, slots=1, cache=job.cache, invariant=False
+        )
         list(engine.generate([request]))
         [logits] = engine.seen.values()
         found = torch.stack(logits).double().log_softmax(-1)[: len(text.token_ids)]

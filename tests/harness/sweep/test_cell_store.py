@@ -22,6 +22,7 @@ from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.source import code_hash
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.decode.request import DecodingConfig
+from kvsweep.harness.decode.sampling import SamplingConfig
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.sweep.cell import Cell
@@ -50,7 +51,7 @@ CELL = Cell(
     benchmark=BenchmarkConfig(name="b", title="B", source="toy", task="add"),
     dataset_hash="0" * 16,
     policy=FullCache(name="full"),
-    decoding=DecodingConfig(name="d", max_new_tokens=4, temperature=0.6),
+    decoding=DecodingConfig(name="d", max_new_tokens=4, sampling=SamplingConfig(temperature=0.6)),
     seed=0,
 )
 

@@ -15,6 +15,7 @@ from kvsweep.compression.policies.window import Window
 from kvsweep.compression.recorders import ImportancePredictor, save_predictor
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.decode.request import DecodingConfig
+from kvsweep.harness.decode.sampling import SamplingConfig
 from kvsweep.harness.models import config as model_config
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.settings import compose_config
@@ -257,7 +258,9 @@ def synthetic(**changes: Any) -> Cell:
         "benchmark": BenchmarkConfig(name="b", title="B", source="toy", task="add"),
         "dataset_hash": "0123456789abcdef",
         "policy": Random(name="random", keep_ratio=0.3, local_window=16, budget=128, question="pinned"),
-        "decoding": DecodingConfig(name="d", max_new_tokens=400, temperature=0.6, top_p=0.95, top_k=20),
+        "decoding": DecodingConfig(
+            name="d", max_new_tokens=400, sampling=SamplingConfig(temperature=0.6, top_p=0.95, top_k=20)
+        ),
         "seed": 7,
     }
     return Cell(**(fields | changes))
@@ -283,8 +286,7 @@ def test_every_field_changes_the_id_or_is_known_not_to(section):
         "name": "other", "title": "Other", "device": "cpu", "threads": 2, "predictor": "/p", "statistics": "/s",
         "safetensors_only": False, "sizes": {}, "chat_template": "none", "split": "x", "today": "2026-01-02",
         "template": {"a": 1},
-        "max_new_tokens": 401, "stop_on_loop": True, "temperature": 0.7, "top_p": 0.9, "top_k": 0,
-        "order": "top_p_then_top_k",
+        "max_new_tokens": 401, "stop_on_loop": True, "sampling": SamplingConfig(temperature=0.6, top_p=0.9, top_k=20),
         "keep_ratio": 0.31, "local_window": 17, "budget": 129, "question": "free", "sinks": 2,
     }  # fmt: skip
     cell = synthetic()
@@ -329,7 +331,8 @@ def test_what_matters_only_with_another_setting_changes_the_id_there():
 @pytest.mark.parametrize("change", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 0}, {"order": "top_p_then_top_k"}])
 def test_every_sampling_field_changes_the_id(change):
     cell = synthetic()
-    assert replace(cell, decoding=replace(cell.decoding, **change)).cell_id != cell.cell_id
+    sampling = replace(cell.decoding.sampling, **change)
+    assert replace(cell, decoding=replace(cell.decoding, sampling=sampling)).cell_id != cell.cell_id
 
 
 def test_seed_data_and_class_change_the_id():

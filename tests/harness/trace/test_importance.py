@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 from kvsweep.compression.recorders import load_predictor
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request
+from kvsweep.harness.decode.sampling import SamplingConfig
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.traces import Trace
@@ -120,8 +121,8 @@ def test_scores_are_what_the_policy_gives_in_the_engine(name, model, policy_of, 
     request = Request(
         problem_id="p", draw=0, prompt_ids=tuple(range(6, 18)), branches=(Branch(cell_id="", policy=policy),)
     )
-    decoding = DecodingConfig(name="", max_new_tokens=70, temperature=1.0)
-    engine = Engine([request], model, decoding=decoding, seed=0, slots=1)
+    decoding = DecodingConfig(name="", max_new_tokens=70, sampling=SamplingConfig(temperature=1.0))
+    engine = Engine.sized_for([request], model, decoding=decoding, seed=0, slots=1)
     ((_, completion),) = engine.generate([request])
     first = completion.evictions[0]
     text = [*request.prompt_ids, *completion.token_ids][: first.length_before]
