@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from kvsweep.compression.cache_rows import CacheShape
 from kvsweep.compression.config import ring
 from kvsweep.kernels.implementation import Operations
-from kvsweep.kernels.reference import Attended
+from kvsweep.kernels.reference import Attended, joined
 from kvsweep.kernels.row_format import ROW_BLOCK, TOKEN_BLOCK, filled_tokens, whole_blocks
 
 # A chunk's rows are copied for each of its tokens, for this many tokens at a time: little extra memory is needed.
@@ -164,7 +164,7 @@ class Slots:
                 raise ValueError(f"{full}: it has no room for {count}.")
             pieces.append(Piece(slots=slice(slot, slot + 1), tokens=slice(begin, begin + count), count=count))
             begin += count
-            self.lengths[slot] += count
+        self.lengths[list(chunks.counts)] += list(chunks.counts.values())
         write_at = chunks.places(self.device_lengths)
         self.device_lengths[chunks.slots] += chunks.sizes
         self._place(pieces, chunks.slot_of, write_at, positions)
@@ -201,13 +201,11 @@ class Slots:
         query [tokens, q_heads, head_dim]; the first of the `columns`, [tokens, ...] each, is the tokens' lengths.
         `rows_of` returns keys, values and scales, if there are any, for the columns of a few tokens.
         """
-        outputs, masses = [], []
+        parts = []
         for few_queries, *few in zip(*(column.split(_COPIED_TOKENS) for column in (query, *columns)), strict=True):
             keys, values, *scales = rows_of(*few)
-            output, mass = self.operations.decode_attention(few_queries, keys, values, few[0], scales=scales, **how)
-            outputs.append(output)
-            masses.append(mass)
-        return torch.cat(outputs), None if mass is None else torch.cat(masses)
+            parts.append(self.operations.decode_attention(few_queries, keys, values, few[0], scales=scales, **how))
+        return joined(parts)
 
     def _set_length(self, slot: int, length: int) -> None:
         self.lengths[slot] = length

@@ -314,11 +314,14 @@ class PackedRows(_Packing):
         self.tensors = (*self.packed, self.newest)
         self.columns = (self.counts,)
 
+    def admit(self, slot: int, prefill: Prefill) -> None:
+        super().admit(slot, prefill)
+        self.counts[slot] = max(0, prefill.length - self.residual)
+
     def _write_all(self, slot: int, layer: int, rows: Tensor) -> None:
         """Quantize all rows except the newest tokens' rows, which go to `newest`."""
         length = rows.shape[-2]
         old = max(0, length - self.residual)
-        self.counts[slot] = old
         for memory, packed in zip(self.packed, self._pack(rows[..., :old, :]), strict=True):
             memory[slot, layer, :, :old] = packed
         self.newest[slot, layer, :, :, self._places(old, length)] = rows[..., old:, :]

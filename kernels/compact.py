@@ -22,7 +22,8 @@ def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
     """Do `kernels.reference.compact_layers` for tensors of one layout; rows begin at multiples of 16 or 4 bytes."""
     kept = keep.shape[-1]
     assert all(tensor.stride() == rows[0].stride() for tensor in rows), "one layout for all layers"
-    first = rows[0].view(torch.uint8)  # torch refuses it unless the numbers of a row are contiguous
+    assert rows[0].stride(-1) == 1, "the numbers of a row are contiguous"
+    first = rows[0].view(torch.uint8)
     # Bytes from a head to the next, from a row to the next, and of a row.
     sizes = [*first.stride()[:2], first.shape[-1]]
     addresses = [tensor.data_ptr() for tensor in rows]

@@ -122,7 +122,7 @@ def _filtered(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> list
     if not rows:
         raise UserError(f"{origin} holds no problems; give data with at least one.")
     for column, text in (config.keep_if or {}).items():
-        rows = [row for row in rows if text in str(row.values.get(column))]
+        rows = [row for row in rows if column in row.values and text in str(row.values[column])]
         if not rows:
             raise UserError(f"{origin} has no row with {text!r} in column {column!r}; correct benchmark.keep_if.")
     return rows
@@ -169,7 +169,7 @@ def _problems(rows: list[FileRow], config: BenchmarkConfig, origin: str) -> tupl
     for row, text, problem_id in zip(rows, texts, ids, strict=True):
         options = dict[str, str]()
         if config.has_options:
-            choices = [_text(row, columns[name], "option", _NUMBER) for name in ("answer", *WRONG_OPTIONS)]
+            choices = [_text(row, columns[name], "option", _TEXT_OR_NUMBER) for name in ("answer", *WRONG_OPTIONS)]
             check_options(choices, row)
             order = orders[problem_id]
             for letter, number in zip(LETTERS, order, strict=True):
@@ -226,7 +226,7 @@ def _ids(rows: list[FileRow], texts: list[str], column: str | None) -> list[str]
     """Return each row's id, without a column of ids a hash of its text; raises UserError if two rows have the same."""
     first_rows = dict[str, str]()  # place of the row that has an id
     for row, text in zip(rows, texts, strict=True):
-        problem_id = content_hash(text) if column is None else _text(row, column, "id", _NUMBER)
+        problem_id = content_hash(text) if column is None else _text(row, column, "id", _TEXT_OR_NUMBER)
         # Some writers turn an integer column with missing values into floats.
         if column is not None and isinstance(row.values[column], float):
             problem_id = problem_id.removesuffix(".0")
@@ -240,14 +240,15 @@ def _ids(rows: list[FileRow], texts: list[str], column: str | None) -> list[str]
     return list(first_rows)  # in the order of the rows
 
 
-_NUMBER = str | int | float | Decimal  # or a text
+_TEXT_OR_NUMBER = str | int | float | Decimal
 
 
 def _text(row: FileRow, column: str, meaning: str, kind: UnionType | type) -> str:
     """Return a row's value as text; raises UserError for a value that is missing, of another kind, or no whole text."""
     value = _value(row, column, meaning)
     if isinstance(value, bool) or not isinstance(value, kind):
-        raise UserError(f"{row.where} has the {meaning} {value!r:.60}, which is not text; correct it.")
+        expected = "text" if kind is str else "text or a number"
+        raise UserError(f"{row.where} has the {meaning} {value!r:.60}, which is not {expected}; correct it.")
     text = str(value)
     fault = text_fault(text)
     if fault:

@@ -158,7 +158,7 @@ class SlotTable:
         counts = self.counts[:live]
         is_given = self.generated[:live] < self.forced[:live]
         if is_given.any():  # the host knows, so most steps launch no `where`
-            given = torch.from_numpy(is_given).to(drawn.device, non_blocking=True)
+            given = uploaded(is_given.tolist(), drawn.device).bool()
             drawn = torch.where(given, self.written[rows, counts], drawn)
         self.written[rows, counts] = drawn
         self.tokens[:live] = drawn

@@ -192,9 +192,9 @@ def _changes_number(word: str) -> bool:
 def _scale(word: str) -> int | None:
     """The number by which a word multiplies the one before it, "Millionen", "万"; None for other words."""
     if len(word) == 1 and word.isascii() and word != "k":
-        return None  # CLDR's short forms, such as M, are units too
+        return None  # a short form, such as M, is a unit too
     small = word.casefold()
-    english = _scales(_ENGLISH, "short") | _scales(_ENGLISH, "long")
+    english = _scales(_ENGLISH, "long")  # its short forms are letters
     others = _scales(_OTHER_LOCALES, "long")
     for scale in (english.get(small), english.get(small.removesuffix("s")), others.get(small)):
         if scale:

@@ -23,6 +23,10 @@ _DATE, _TEMPLATES = "strftime_now", ("tokenizer_config.json", "chat_template.jso
 _CHECKPOINT_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
 
 
+# What kvsweep itself passes to a chat template.
+_NOT_VARIABLES = {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "strftime_now"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A model. conf/model/base/model.yaml describes the fields; a contradiction raises UserError."""
@@ -60,6 +64,11 @@ class ModelConfig:
             tag = getattr(self, name)
             if tag is not None and not tag.strip():
                 raise UserError(f"model.{name} is empty: name the tag that this model writes, or null for none.")
+        reserved = _NOT_VARIABLES.intersection(self.template or {})
+        if reserved:
+            raise UserError(
+                f"model.template sets {', '.join(sorted(reserved))}, which kvsweep itself does: leave it out."
+            )
         if self.template and self.chat_template == "none":
             raise UserError(
                 f"model.template={dict(self.template)} has variables of a chat template, and chat_template=none: "

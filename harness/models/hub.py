@@ -118,10 +118,12 @@ def check_tensors(missing: Collection[str], surplus: Collection[str] = ()) -> No
 def first_line(error: BaseException) -> str:
     """Return the start of an error's message for another sentence: its first line without a full stop.
 
-    It is the error's type if there is no message.
+    After a colon the second line is its end: errors of a config's fields have the reason there. It is the error's type
+    if there is no message.
     """
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].rstrip(".:")[:200]
+    start = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return " ".join(start.split()).rstrip(".:")[:200]
 
 
 def reason(place: str, revision: str | None, error: BaseException) -> str:

@@ -231,6 +231,8 @@ def _layers(facts: _Facts, family: str) -> tuple[list[LayerKind], int | None]:
         types = facts["layer_types"] or types
     elif family in _WINDOWED and window is not None:
         types = [*_WINDOW] * count
+    if len(types) != count:
+        raise _refused(family, f"{len(types)} layer_types for {count} layers")
     if family in _TYPED or family in _WINDOWED:
         kinds |= _WINDOW
     if family in _LINEAR:

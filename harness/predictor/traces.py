@@ -139,8 +139,9 @@ def written_traces(settings: PredictorSettings, stored_questions: Questions) -> 
     golds = {problem.id: problem.gold for problem in problems}
     requests = []
     for name, prompt in prompts.items():
+        question = list(prompt)
         for draw in range(recipe.draws):
-            if not is_stored(stored_questions, (name, draw), list(prompt)):
+            if not is_stored(stored_questions, (name, draw), question):
                 requests.append(Request(problem_id=name, draw=draw, prompt_ids=prompt, branches=branches))
     if not requests:
         return

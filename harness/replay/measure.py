@@ -118,7 +118,7 @@ def _read_full_cache(model: LoadedModel, engine: Engine, requests: Sequence[Requ
     numbers = []
     end = 0
     for request in requests:
-        hidden = torch.cat(states[request.key])
+        hidden = torch.cat(states.pop(request.key))
         model.check_finite(hidden, f"the full cache's replay of text {request.problem_id!r:.80}, draw {request.draw}")
         forced = torch.tensor(request.forced, device=hidden.device)
         for few_states, few_tokens in zip(hidden.split(size), forced.split(size), strict=True):

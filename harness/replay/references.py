@@ -14,7 +14,7 @@ from kvsweep.harness.sweep.job import Job
 from kvsweep.messages.command_line import counted
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files.other_rows import texts_of_file
-from kvsweep.run_files.row_types import Completion, Pair
+from kvsweep.run_files.row_types import REPLAY_FILE, Completion, Pair
 from kvsweep.run_files.run_reader import StoredCell, read_cells
 from kvsweep.run_files.safe_files import digests
 
@@ -36,7 +36,7 @@ class ReplayConfig:
     @property
     def file(self) -> str:
         """The name of the cells' file of rows. Each source has its own file, so that rows are never mixed."""
-        parts = ["replay"]
+        parts = [REPLAY_FILE.removesuffix(".jsonl")]
         if self.texts is not None:
             path = Path(self.texts)
             parts += [path.stem, digests([path])[0][:8]]

@@ -206,8 +206,7 @@ def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[s
 
     Raises UserError if the row or a field is missing; `read` raises UserError for a text that does not answer.
     """
-    for text in texts_of_file(path):
-        where, row = text
+    for where, row in texts_of_file(path):
         if problem_id in (None, row.id) and (row.draw or 0) == draw:
             break
     else:

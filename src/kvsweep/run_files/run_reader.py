@@ -93,7 +93,11 @@ class StoredCell:
 
     def pairs(self, file: str = Completion.file) -> set[Pair]:
         """The (problem_id, draw) of the rows that `file` and its shards hold; broken lines count as missing."""
-        return {row.key for row in self.rows(PairRow, file=file, on_bad=row_types.ignore)}
+        pairs = set[Pair]()
+        # `rows` would read each file twice, to say which row of a pair is the last.
+        for path in self.files(file).values():
+            pairs.update(row.key for row in row_types.read_rows(path, PairRow, on_bad=row_types.ignore))
+        return pairs
 
     def problems(self, *, on_bad: OnBad = refuse) -> dict[str, Problem]:
         """The problems as asked, by id; empty if the file is missing."""
