@@ -240,7 +240,7 @@ def read_outputs(paths: Sequence[Path], reading: Reading, most: int = MOST_ROWS)
         draws = [*range(len(files))]
     rows = []
     origins = []  # of each row: its place in a file, the draw if it names none, the sign of a failure
-    scores = dict[str, None]()  # the names of scores and metrics, each once and in their order
+    metrics = dict[str, None]()  # the columns that rows name as metrics, each once and in their order
     program = FORMATS[-1]
     for file, draw in zip(files, draws, strict=True):
         file_rows = itertools.islice(rows_of_file(file, keys=_KEYS), most)
@@ -249,20 +249,20 @@ def read_outputs(paths: Sequence[Path], reading: Reading, most: int = MOST_ROWS)
             if number == 0:
                 program = _format_of(values)
             for row in program.read(values, reading.graded):
-                # A row's own columns come before scores of their names.
-                row_scores = {visible(name): value for name, value in _object(row.get("scores")).items()}
-                scores |= dict.fromkeys([*row_scores, *_metrics(row)])
-                rows.append({**row_scores, **row})
+                metrics |= dict.fromkeys(_metrics(row))
+                rows.append(row)
                 origins.append((place, draw, _failure(row, reading.ignored)))
     names = " and ".join(map(str, files))
     if len(rows) >= MOST_ROWS:
         raise UserError(f"{names} has {MOST_ROWS:,} rows or more: give a part of it.")
-    table = pd.DataFrame(rows, dtype=object)
     answers = pd.DataFrame(origins, columns=["place", "draw", "sign"], dtype=object)
     try:
-        return _outputs(files, table, answers, scores, program.question, reading)
+        table = pd.DataFrame(rows, dtype=object)
+        return _outputs(files, table, answers, metrics, program.question, reading)
     except _Refusal as refusal:
         raise UserError(f"{names} {refusal}.") from None
+    except UnicodeEncodeError as error:
+        raise UserError(f"{names} has a name that is no text ({error}): rename it.") from error
 
 
 def _outputs_in(folder: Path, reading: Reading) -> list[Path]:
@@ -302,13 +302,13 @@ def _outputs(
     files: Sequence[Path],
     table: pd.DataFrame,
     answers: pd.DataFrame,
-    scores: Collection[str],
+    metrics: Collection[str],
     of_question: Collection[str],
     reading: Reading,
 ) -> Outputs:
     """Give each column of `table` its meaning; `answers` has the place, draw and sign of each of its rows.
 
-    `scores` are the names of scores, `of_question` those of the question's columns if the program's are known.
+    `metrics` are the columns of metrics, `of_question` those of the question if the program's are known.
     """
     rows = table
     for name, values in reading.where.items():
@@ -327,7 +327,7 @@ def _outputs(
     # A row's `prompt` and `input` may be two parts of its question, so they need not agree as `_meaning` demands.
     prompt = reading.columns.get("prompt")
     answers["prompt"] = _first(rows, PROMPT) if prompt is None else _column(rows, prompt)
-    answers["correct"], grade, score = _grades(rows, answers, scores, reading)
+    answers["correct"], grade, score = _grades(rows, answers, metrics, reading)
     # Endings and empty texts are signs too, beside the fields that `_failure` has read.
     answers["sign"] = _signs(answers)
     answers.loc[answers["sign"].notna(), "correct"] = float("nan")
@@ -336,7 +336,7 @@ def _outputs(
         answers[name] = answers[name].astype(object).where(answers[name].notna(), None)
     if reading.group is not None:
         answers["group"] = each(_column(rows, reading.group), str)
-    no_question = {*_OF_ANSWER, *scores, *reading.where, *reading.columns.values(), reading.correct, reading.group}
+    no_question = {*_OF_ANSWER, *metrics, *reading.where, *reading.columns.values(), reading.correct, reading.group}
     _refuse_repeated(rows, answers, no_question)
     questions = rows.drop(columns=[*no_question], errors="ignore")
     # Where a program's columns of the question are known, no other describes it.
@@ -498,21 +498,29 @@ def _texts(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Colum
 
 
 def _grades(
-    rows: pd.DataFrame, answers: pd.DataFrame, scores: Collection[str], reading: Reading
+    rows: pd.DataFrame, answers: pd.DataFrame, metrics: Collection[str], reading: Reading
 ) -> tuple[Column, str | None, str | None]:
     """Return each row's grade (1, 0 or NaN), the name of the column that has it, and its name as a score.
 
     The column is the one that --correct names. Else all scores and usual columns that fit must have the same grades.
     """
+    # Apart from the rows: a score may have the name of a column with another meaning, such as text or draw.
+    objects = each(_first(rows, ["scores"]), _object)
+    score_table = pd.DataFrame([*objects], index=rows.index, dtype=object)
+    scores: dict[str, Column] = {**score_table.drop(columns=[*reading.ignored], errors="ignore")}
+    for name in metrics:
+        if name in rows:
+            scores[name] = rows[name]
+    columns: dict[Any, Column] = {**rows, **scores}
     names = [*scores, *_GRADES] if reading.correct is None else [reading.correct]
     fitting = {}
     faults = []  # of columns with a word that is no grade
     for name in names:
         # Rows that `where` leaves out may have other scores.
-        if name not in rows or (name in scores and rows[name].isna().all()):
+        if name not in columns or (name in scores and columns[name].isna().all()):
             continue
         # The grade of a failed request does not count.
-        grades = each(rows[name].where(answers["sign"].isna()), _grade)
+        grades = each(columns[name].where(answers["sign"].isna()), _grade)
         words = grades[grades.map(type).eq(str)]  # what `_grade` has not understood
         if words.empty:
             fitting[name] = grades.astype(float)
@@ -558,7 +566,7 @@ def _signs(answers: pd.DataFrame) -> Column:
 
 def _failure(row: Row, ignored: Collection[str] = ()) -> str | None:
     """The field, at any depth, by which a row says that it failed; None if it says no such thing."""
-    if row.get("outcome") == "grader_timeout":  # of kvsweep
+    if "outcome" not in ignored and row.get("outcome") == "grader_timeout":  # of kvsweep
         return "grader_timeout"
     for name, value in row.items():
         if name in _FAILURES and name not in ignored and _says(value):

@@ -183,8 +183,9 @@ def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look 
     benchmarks = len(grid.benchmarks)
     full_mean = mean_over_benchmarks(_full_cells(rows, metrics), benchmarks)
     mean = mean_over_benchmarks(rows, benchmarks).dropna(subset="pass_at_1")
-    # The mean of doubted readings is doubted too.
-    mean = mean.merge(rows.reindex(columns=[*AXES, "sure"]).drop_duplicates(), on=AXES)
+    # The mean of doubted readings is doubted too: of a place "no" comes before "yes".
+    doubts = rows.reindex(columns=[*AXES, "sure"]).sort_values("sure").drop_duplicates([*AXES])
+    mean = mean.merge(doubts, on=AXES)
     means = f"mean of {benchmarks} benchmarks"
     title = f"{model_title(metrics, model)} | {means}, {grid.label}".removesuffix(", ")
     return _heatmaps([_panel(grid, mean, full_mean, title)], f"{title}, {grid.title}", look, ["Pass@1 in %"])

@@ -76,8 +76,9 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
             name = Path(str(run.provenance.get(cell.cell_id, {}).get("tokenizer"))).name
             tokenizer = _tokenizer(run.directory / "tokenizers" / name)
             problems = {}
+            shown_ids = set(shown["problem_id"])
             for problem_id, problem in load_problems(folder).items():
-                if problem_id in set(shown["problem_id"]):
+                if problem_id in shown_ids:
                     problems[problem_id] = {"question": problem.prompt, "gold": problem.gold}
             data = {
                 "base": full,

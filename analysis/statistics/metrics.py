@@ -204,6 +204,8 @@ def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFram
 def texts_differ(run: Run) -> pd.Series:
     """Count each server's completions that differ from the baseline's of the same problem and draw; by cell_id."""
     served = run.cells[run.cells["engine"] == "server"]
+    with_full = served.loc[served["policy"] == "full", "condition"]
+    served = served[served["condition"].isin(with_full)]  # other texts are compared with nothing
     # Of several full caches the first is the baseline, and the others are settings.
     cells = served.assign(policy=served["policy"].mask(served.duplicated(["condition", "policy"])))
     rows = []

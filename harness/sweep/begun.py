@@ -7,6 +7,7 @@ from typing import Any
 
 from kvsweep.harness.sweep.job import stored_config
 from kvsweep.messages.errors import UserError
+from kvsweep.messages.escape import each_text
 from kvsweep.run_files.row_types import PROVENANCE_FILE, content_hash
 from kvsweep.run_files.run_reader import read_cells
 from kvsweep.run_files.safe_files import read_file
@@ -55,12 +56,11 @@ def in_bundle(config: dict[str, Any], directory: Path) -> dict[str, Any]:
         return config
     except (ValueError, TypeError) as error:
         raise UserError(f"{folder / PLACES_FILE} is broken ({error}): unpack the bundle again.") from error
-    text = json.dumps(config)
+    paths = {}  # in the bundle, by those that the configuration names
     for original, place in places.items():
         path = (folder / str(place)).resolve()
         # A stranger's file may name only what lies beside it.
         if path.is_relative_to(folder) and path.exists():
-            # With its quotes a path is a whole value: within a longer text they would be escaped.
-            text = text.replace(json.dumps(str(original)), json.dumps(str(path)))
-    settings: dict[str, Any] = json.loads(text)
+            paths[str(original)] = str(path)
+    settings: dict[str, Any] = each_text(lambda text: paths.get(text, text), config)
     return settings

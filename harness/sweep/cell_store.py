@@ -187,9 +187,14 @@ class CellStore:
             self._write_provenance()
         return earlier_passes
 
-    def _move_aside(self, path: Path, _: Exception | None = None) -> None:
-        """Move this shard's damaged provenance aside, with a note; another shard's is left to that shard's process."""
+    def _move_aside(self, path: Path, error: Exception | None = None) -> None:
+        """Move this shard's damaged provenance aside, with a note; another shard's is left to that shard's process.
+
+        Raises an OSError again: the file may be whole.
+        """
         if path == self._file(row_types.PROVENANCE_FILE):
+            if isinstance(error, OSError):
+                raise error
             aside = path.replace(path.with_name(f"{path.name}.quarantine"))
             print(f"note: {path} cannot be read; it is {aside.name} now, and a new one begins.", file=sys.stderr)
 

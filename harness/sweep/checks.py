@@ -32,6 +32,11 @@ def rounds_until(draws: int, cache: CacheConfig, policies: Sequence[Policy]) -> 
         compared = "until=decided compares cells with the full cache of unpacked rows"
         no_full = f"which a job of{cache.title} does not decode"  # the title begins with a blank
         raise UserError(f"{compared}, {no_full}: give until=null, or cache.bits=16.")
+    return doubled(draws)
+
+
+def doubled(draws: int) -> tuple[int, ...]:
+    """Return 2, 4, 8, ... up to `draws`, which is at least 2."""
     powers = (2**exponent for exponent in range(1, (draws - 1).bit_length()))  # below `draws`
     return (*powers, draws)
 

@@ -105,12 +105,13 @@ def describe(tasks: Sequence[Task], launcher: Launcher) -> str:
         hours.append(sum(row["hours"] for row in rows_of_task))
     lines: list[str] = []
     for plan in plans.values():
-        for line in _describe(plan):
+        block = _describe(plan)
+        if launcher.gpus_of_a_task == 0:  # else the tasks run on other machines
+            block += _precision(plan.share.job)
+        for line in block:
             # What jobs have in common stands in the first block that has it.
             if not line.startswith(_SHOWN_ONCE) or line not in lines:
                 lines.append(line)
-        if launcher.gpus_of_a_task == 0:  # else the tasks run on other machines
-            lines += _precision(plan.share.job)
     at_once = min(launcher.at_once(tasks), len(tasks))
     # The first job's price counts for all: in one folder, a list of prices would make jobs that share cells, which are
     # refused.
@@ -398,16 +399,18 @@ def _precision(job: Job) -> list[str]:
     """Name the faster precision where steps run on this machine's processor."""
     if not job.source.local or job.card is not None:
         return []  # the steps run on a server, or on the GPU that card= names
-    if job.model.device != "cpu" and visible_gpus():
-        return []
     instructions = set(processor("flags").split())
     multiplies = not _MULTIPLY_BFLOAT16.isdisjoint(instructions)
+    note = ""
     # Where the processor names no instructions, nothing is said.
     if job.model.dtype == "bfloat16" and instructions and not multiplies:
-        return ["  note: this processor has no instructions for bfloat16: model.dtype=float32 is faster"]
+        note = "  note: this processor has no instructions for bfloat16: model.dtype=float32 is faster"
     if job.model.dtype == "float32" and multiplies and (job.spec.parameters or 0) >= _FASTER_IN_BFLOAT16:
-        return ["  note: this processor multiplies bfloat16: model.dtype=bfloat16 is faster, in half of the memory"]
-    return []
+        note = "  note: this processor multiplies bfloat16: model.dtype=bfloat16 is faster, in half of the memory"
+    # GPUs are asked for last, since that runs a program.
+    if not note or (job.model.device != "cpu" and visible_gpus()):
+        return []
+    return [note]
 
 
 def _memory(job: Job, question: int) -> str:

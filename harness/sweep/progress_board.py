@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
@@ -32,6 +32,9 @@ def board(jobs: Sequence[Job]) -> Iterator[None]:
     A terminal has a bar and a table, which are redrawn; a file or a pipe gets one line per minute. An error of the
     board does not reach the sweep.
     """
+    cells = defaultdict[Path, set[str]](set)  # ids by the run's folder
+    for job in jobs:
+        cells[job.run_directory].update(cell.cell_id for cell in job.cells)
     ended = threading.Event()
     is_shown = threading.Event()
 
@@ -39,7 +42,7 @@ def board(jobs: Sequence[Job]) -> Iterator[None]:
         try:
             # If memory runs out, the board may end; the sweep reports its own errors. A terminal may close meanwhile.
             with suppress(MemoryError, OSError):
-                _show(jobs, ended, is_shown)
+                _show(cells, ended, is_shown)
         finally:
             is_shown.set()  # also after an error, so that the sweep does not wait
 
@@ -54,12 +57,12 @@ def board(jobs: Sequence[Job]) -> Iterator[None]:
         thread.join()
 
 
-def _show(jobs: Sequence[Job], ended: threading.Event, is_shown: threading.Event) -> None:
+def _show(cells: Mapping[Path, set[str]], ended: threading.Event, is_shown: threading.Event) -> None:
     """Print a line per minute, or redraw the bar and the table on a terminal, until the block has ended."""
     if not sys.stderr.isatty():
         is_shown.set()
         while not ended.wait(LINE_S):
-            for sweep in _sweeps(jobs):
+            for sweep in _sweeps(cells):
                 print(f"{time.strftime('%H:%M:%S')} {sentence(sweep)}", file=sys.stderr, flush=True)
         return
     with _terminal() as file, Live(console=VisibleConsole(file=file), auto_refresh=False) as live:
@@ -69,17 +72,14 @@ def _show(jobs: Sequence[Job], ended: threading.Event, is_shown: threading.Event
         while True:
             has_ended = ended.wait(pause)
             start = time.monotonic()
-            live.update(Group(*map(render, _sweeps(jobs))), refresh=True)
+            live.update(Group(*map(render, _sweeps(cells))), refresh=True)
             if has_ended:
                 return
             # Reading many cells takes seconds of the decoding process.
             pause = max(LOOK_S, (time.monotonic() - start) / SHARE)
 
 
-def _sweeps(jobs: Sequence[Job]) -> Iterator[SweepStatus]:
-    cells = defaultdict[Path, set[str]](set)  # ids by the run's folder
-    for job in jobs:
-        cells[job.run_directory].update(cell.cell_id for cell in job.cells)
+def _sweeps(cells: Mapping[Path, set[str]]) -> Iterator[SweepStatus]:
     for directory, cell_ids in cells.items():
         with suppress(UserError, OSError):  # nothing to read yet
             yield read_sweep(directory, cell_ids)

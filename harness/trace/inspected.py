@@ -206,7 +206,8 @@ def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[s
 
     Raises UserError if the row or a field is missing; `read` raises UserError for a text that does not answer.
     """
-    for where, row in texts_of_file(path):
+    for text in texts_of_file(path):
+        where, row = text
         if problem_id in (None, row.id) and (row.draw or 0) == draw:
             break
     else:

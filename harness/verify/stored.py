@@ -194,10 +194,12 @@ def _compare(cells: Sequence[CheckedCell]) -> Iterator[Row]:
         if cell.today is None:
             continue
         job, cell_today = cell.today
-        compared["problems"] += 1
         problems = {problem.id: problem for problem in job.benchmark.problems}
-        for row in cell.stored.rows(row_types.Problem, on_bad=row_types.ignore):
-            if row != problems.get(row.id, row):  # the data may no longer have a problem, as with a lower limit
+        # The data may no longer have a problem, as with a lower limit.
+        rows = [row for row in cell.stored.rows(row_types.Problem, on_bad=row_types.ignore) if row.id in problems]
+        compared["problems"] += bool(rows)
+        for row in rows:
+            if row != problems[row.id]:
                 path = cell.stored.folder / row_types.PROBLEMS_FILE
                 changes["problems", f"{path}: {row.id!r:.80} has another prompt or gold"] += 1
         policy = cell_today.policy

@@ -167,6 +167,8 @@ class _Number(click.FloatRange):
 _PLACE, _FILE = FuncParamType(_place), FuncParamType(_new_file)
 _PLACE.name = "dir"  # what the help shows as its value
 _FILE.name = "file"
+# A shell completes paths itself.
+_PLACE.shell_complete = _FILE.shell_complete = click.Path().shell_complete  # type: ignore[method-assign]
 _POINTS = _Number(0, 100, min_open=True, max_open=True)
 _directory = click.argument("directory", metavar=_DIR, type=_PLACE)
 _overrides = click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)

@@ -806,7 +806,8 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "half a zip": (b"PK\x03\x04xxxx", "cannot be unpacked"),
     "two scores": (b'{"id": "a", "scores": {"x": {"value": "C"}, "y": {"value": "I"}}}\n', "has the grades x, y"),
     "partial credit": (b'{"id": "a", "scores": {"x": {"value": "P"}}}\n', "has x=P in "),
-    "half a character names a score": (b'{"id": "a", "scores": {"\\ud800": {"value": "P"}}}\n', "=P in "),
+    "half a character names a column": (b'{"id": "a", "correct": 1, "\\ud800": 1}\n', "no text"),
+    "half a character names a score": (b'{"id": "a", "scores": {"\\ud800": {"value": "P"}}}\n', "no text"),
     "metrics that are no names": (b'{"doc_id": 1, "metrics": [["x"]]}\n', "has no grade"),
     "two answers": (b'{"id": "a", "correct": 1, "text": "x", "response": "y"}\n', "text and response, which differ"),
     "two reasons": (
@@ -838,6 +839,7 @@ def test_a_date_that_python_cannot_hold_is_refused(tmp_path):
 ROWS = {
     "samples in one line": '{"samples": [{"id": "a", "correct": 1}]}',
     "empty lines first": '\n \n{"id": "a", "correct": 1}\n',
+    "scores that have a column's name": '{"id": "a", "scores": {"draw": 1, "gold": 1}}',
     "a long text of CSV": f'id,text,correct\na,"{"word, " * 50_000}",1\n',
 }
 
@@ -846,7 +848,7 @@ ROWS = {
 def test_one_row_is_read(form, tmp_path):
     (tmp_path / "rows").write_text(ROWS[form])
     [answer] = answers_of(tmp_path / "rows").values()
-    assert (answer.problem_id, answer.correct) == ("a", 1)
+    assert (answer.problem_id, answer.draw, answer.correct) == ("a", 0, 1)
 
 
 @pytest.mark.parametrize("packed", ["zstd", "deflate", "unknown"])

@@ -86,7 +86,7 @@ def shard_files(directory: Path, name: str) -> dict[Shard, Path]:
     """Return a cell's files called `name`: the whole cell's (`completions.jsonl`) first, then the shards'."""
     stem, _, suffix = name.rpartition(".")
     files = {}
-    for path in directory.glob(f"*.{suffix}"):
+    for path in sorted(directory.glob(f"*.{suffix}")):  # the whole cell's comes last, and counts more than a shard 1of1
         # "completions-1of4.jsonl" -> "1", "4"; "completions.jsonl" -> "1", "1"
         match = re.fullmatch(rf"{re.escape(stem)}(?:-(\d+)of(\d+))?\.{suffix}", path.name)
         if match is None:

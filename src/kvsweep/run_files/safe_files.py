@@ -59,10 +59,9 @@ def open_file(path: Path, mode: Literal["rb", "ab", "rb+"] = "rb", *, linked: bo
 def read_file(path: Path, most: int = MOST_BYTES, *, linked: bool = False) -> bytes:
     """Return a file's contents; raises as `open_file`, and for more than `most` bytes."""
     with open_file(path, linked=linked) as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise UnusableFileError(f"{path} has more than {most:,} bytes, and no file of its kind has: delete it.")
-    return data
+        if os.fstat(file.fileno()).st_size > most:
+            raise UnusableFileError(f"{path} has more than {most:,} bytes, and no file of its kind has: delete it.")
+        return file.read()
 
 
 def read_lines(path: Path) -> Iterator[bytes]:

@@ -196,13 +196,12 @@ def note_job(run_directory: Path, task: str, job: str) -> None:
 
 def scheduler_jobs(run_directory: Path, task: TaskStatus) -> list[str]:
     """Return a task's SLURM jobs: that which it runs or ran in, or those submitted for it if it waits."""
-    noted = noted_jobs(run_directory, task.task)
-    # Without a note it was not submitted, but works in the job of the shell that started it.
     working = [task.scheduler_job] if task.scheduler_job else []
     # A waiting task's status may be that of an earlier run, which names that run's job.
-    if task.state == "queued":
-        return noted or working
-    return working or noted
+    if working and task.state != "queued":
+        return working
+    # Without a note it was not submitted, but works in the job of the shell that started it.
+    return noted_jobs(run_directory, task.task) or working
 
 
 class Reporter:
