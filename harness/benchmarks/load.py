@@ -227,9 +227,10 @@ def _ids(rows: list[FileRow], texts: list[str], column: str | None) -> list[str]
     first_rows = dict[str, str]()  # place of the row that has an id
     for row, text in zip(rows, texts, strict=True):
         problem_id = content_hash(text) if column is None else _text(row, column, "id", _TEXT_OR_NUMBER)
+        value = row.values.get(column)
         # Some writers turn an integer column with missing values into floats.
-        if column is not None and isinstance(row.values[column], float):
-            problem_id = problem_id.removesuffix(".0")
+        if isinstance(value, float) and value.is_integer():
+            problem_id = str(int(value))
         if problem_id in first_rows:
             repeated = "problem text" if column is None else f"id {problem_id!r}"
             raise UserError(

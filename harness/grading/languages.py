@@ -142,10 +142,10 @@ def _plain(char: str) -> str:
 
     Letterlike symbols have meanings of their own: ℝ is no R. A wide mark but the comma has its space in it.
     """
-    form = unicodedata.decomposition(char).split(" ")[0]  # such as <wide>, before the plain character
+    form, *codes = unicodedata.decomposition(char).split() or [""]  # such as <wide> 0041
     # U+2100 to U+214F are the letterlike symbols.
     if form in ("<wide>", "<narrow>", "<font>", "<circle>") and not "\u2100" <= char < "\u2150":
-        plain = unicodedata.normalize("NFKC", char)
+        plain = "".join(chr(int(code, base=16)) for code in codes)  # NFKC would also make ϑ a θ
         if plain == "(":
             return " ("
         return f"{plain} " if plain in ":;!?" else plain

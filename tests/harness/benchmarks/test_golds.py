@@ -28,6 +28,7 @@ UNFIT: list[tuple[Any, str]] = [
     ("Ⅳ", "Ⅳ"),
     ("-2.5 V", "one letter"), ("10m/s", "beside its number"), ("5cm^2", "beside its number"), 
     ("≈5", "LaTeX writes"), ("x != 5", "LaTeX writes"), ("1/2 or 0.5", "twice"),
+    (r"\sum_{k=1}^{60000} 1/k or 5", "more work"),
     ("5\u200e", "invisible"), ("\u202e5", "invisible"), ("2\u200e+x", "invisible"),
     ("6 USD", r"\text{ USD}"), ("ln 2", r"LaTeX writes as \ln"), ("sqrt 2", r"as \sqrt"),
     ("-", "no number"), ("()", "no number"), ("...", "no expression"),

@@ -548,6 +548,7 @@ PAIRS = (
         (
             ("6, -7", "\\begin{align*}\nx_1 &= \\boxed{6} \\\\\nx_2 &= \\boxed{-7}\n\\end{align*}"),
             (r"\pi", r"The area is $\boxed\pi$."),
+            (r"\vartheta", r"The angle is $\boxed{𝜗}$."),
             (r"3\mathbf{i}+7\mathbf{j}", r"\boxed{3\hat{i}+7\hat{j}}"),
             (r"4\operatorname{cis}30^\circ", r"\boxed{2\sqrt3+2i}"),
             (r"(-\infty,8)\cup(8,\infty)", r"\boxed{\mathbb{R}\backslash\{8\}}"),
