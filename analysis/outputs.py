@@ -241,6 +241,7 @@ def read_outputs(paths: Sequence[Path], reading: Reading, most: int = MOST_ROWS)
     rows = []
     origins = []  # of each row: its place in a file, the draw if it names none, the sign of a failure
     metrics = dict[str, None]()  # the columns that rows name as metrics, each once and in their order
+    questions = list[Collection[str]]()  # of each file: the columns of its program's question
     program = FORMATS[-1]
     for file, draw in zip(files, draws, strict=True):
         file_rows = itertools.islice(rows_of_file(file, keys=_KEYS), most)
@@ -248,6 +249,7 @@ def read_outputs(paths: Sequence[Path], reading: Reading, most: int = MOST_ROWS)
             # A file's first row decides its format.
             if number == 0:
                 program = _format_of(values)
+                questions.append(program.question)
             for row in program.read(values, reading.graded):
                 metrics |= dict.fromkeys(_metrics(row))
                 rows.append(row)
@@ -258,7 +260,9 @@ def read_outputs(paths: Sequence[Path], reading: Reading, most: int = MOST_ROWS)
     answers = pd.DataFrame(origins, columns=["place", "draw", "sign"], dtype=object)
     try:
         table = pd.DataFrame(rows, dtype=object)
-        return _outputs(files, table, answers, metrics, program.question, reading)
+        # One program that names none compares all columns.
+        of_question = set[str]().union(*questions) if all(questions) else ()
+        return _outputs(files, table, answers, metrics, of_question, reading)
     except _Refusal as refusal:
         raise UserError(f"{names} {refusal}.") from None
     except UnicodeEncodeError as error:
@@ -494,7 +498,8 @@ def _texts(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Colum
         # The server may have split it off and left it in the text too.
         if isinstance(thought, str) and thought not in (texts[row] or ""):
             texts[row] = joined(thought, texts[row], DEFAULT_TAGS, ended=answers["ending"][row] != "length")
-    return texts
+    # Half of a surrogate pair, which a model may write and pandas refuses, becomes a question mark.
+    return each(texts, lambda text: text and text.encode("utf-8", "replace").decode())
 
 
 def _grades(

@@ -150,7 +150,7 @@ def _names_and_files(words: Sequence[str]) -> list[tuple[str, Path]]:
     for word in words:
         name, sign, path = word.partition("=")  # "int8=runs/b.csv" -> "int8", "=", "runs/b.csv"
         # An equals sign may be part of the file's path, as in "runs/a=b.csv".
-        if Path(word).exists() or not sign or "/" in name:
+        if Path(word).exists() or not sign or not name or "/" in name:
             name, path = "", word
         sources.append((name, Path(at_home(path))))
     return sources

@@ -252,9 +252,10 @@ def replay_files(run: Run) -> list[str]:
     """Return the files of replayed completions, the full cache's own first; shards count as one file."""
     stem = row_types.REPLAY_FILE.removesuffix(".jsonl")
     names = set()
-    for path in run.directory.glob(f"*/{stem}*.jsonl"):
-        # A shard has a name such as replay-1of4.jsonl.
-        names.add(re.sub(r"-\d+of\d+\.jsonl$", ".jsonl", path.name))
+    for cell_id in run.cells["cell_id"]:
+        for path in (run.directory / cell_id).glob(f"{stem}*.jsonl"):
+            # A shard has a name such as replay-1of4.jsonl.
+            names.add(re.sub(r"-\d+of\d+\.jsonl$", ".jsonl", path.name))
     return sorted(names)  # the point in the full cache's file's name is before any other's "_"
 
 

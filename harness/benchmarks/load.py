@@ -226,11 +226,7 @@ def _ids(rows: list[FileRow], texts: list[str], column: str | None) -> list[str]
     """Return each row's id, without a column of ids a hash of its text; raises UserError if two rows have the same."""
     first_rows = dict[str, str]()  # place of the row that has an id
     for row, text in zip(rows, texts, strict=True):
-        problem_id = content_hash(text) if column is None else _text(row, column, "id", _TEXT_OR_NUMBER)
-        value = row.values.get(column)
-        # Some writers turn an integer column with missing values into floats.
-        if isinstance(value, float) and value.is_integer():
-            problem_id = str(int(value))
+        problem_id = content_hash(text) if column is None else _id(row, column)
         if problem_id in first_rows:
             repeated = "problem text" if column is None else f"id {problem_id!r}"
             raise UserError(
@@ -239,6 +235,14 @@ def _ids(rows: list[FileRow], texts: list[str], column: str | None) -> list[str]
             )
         first_rows[problem_id] = row.where
     return list(first_rows)  # in the order of the rows
+
+
+def _id(row: FileRow, column: str) -> str:
+    value = row.values.get(column)
+    # Some writers turn an integer column with missing values into floats.
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return _text(row, column, "id", _TEXT_OR_NUMBER)
 
 
 _TEXT_OR_NUMBER = str | int | float | Decimal

@@ -47,7 +47,7 @@ class Trace(row_types.PairRow, frozen=True, kw_only=True):
     tag_tokens: int = 1  # tokens of the closing tag
 
     @property
-    def question_ids(self) -> list[int]:  # none of a trace that is not kept
+    def question_ids(self) -> list[int]:  # none where token ids are not stored
         return self.token_ids[: self.think_start]
 
     @property

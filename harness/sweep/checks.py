@@ -107,3 +107,5 @@ def check_cache(cache: CacheConfig, impl: str, model: ModelConfig, spec: ModelSp
         raise UserError(f"model={model.name} has {no_rows}: choose policy=full.")
     cache.row_formats(spec.head_dim)  # raises UserError for a width of heads that the scheme cannot pack
     cache.check_implementation(impl)
+    if spec.layers:
+        cache.bytes_per_slot(spec, itemsize=1, capacity=0)  # raises UserError if all layers are to stay whole

@@ -598,9 +598,9 @@ def test_one_answer_that_lacks_leaves_a_file_safe(judge, tmp_path):
         ),
         (
             {},
-            lambda p, d: {"text": "Error", "correct": 0} if p < 5 else {},
+            lambda p, d: {"text": "Error\ud800", "correct": 0} if p < 5 else {},
             1,
-            "'Error' is the text of 5 of 40 problems",
+            "'Error?' is the text of 5 of 40 problems",
         ),
         ({}, lambda p, d: {"text": f"{p}{d}!"}, 0, "note: other: all 320 grades are those of full: check"),
         ({}, lambda p, d: {"correct": math.nan if p == d == 0 else 1}, 0, "other: safe."),
@@ -849,6 +849,12 @@ def test_one_row_is_read(form, tmp_path):
     (tmp_path / "rows").write_text(ROWS[form])
     [answer] = answers_of(tmp_path / "rows").values()
     assert (answer.problem_id, answer.draw, answer.correct) == ("a", 0, 1)
+
+
+def test_a_setting_of_two_programs_compares_all_columns(tmp_path):
+    (tmp_path / "rows").write_text('{"id": 0, "draw": 0, "match": 1, "metrics": ["match"], "topic": "sums"}')
+    (tmp_path / "lm_eval").write_text('{"doc_id": 0, "draw": 1, "match": 1, "metrics": ["match"], "resps": [["2"]]}')
+    assert "topic" in read_outputs([tmp_path / "rows", tmp_path / "lm_eval"], Reading()).questions
 
 
 @pytest.mark.parametrize("packed", ["zstd", "deflate", "unknown"])

@@ -80,6 +80,7 @@ REFUSED = {
 def test_what_cannot_be_is_refused_before_a_model_is_loaded(words, kvsweep, tmp_path):
     ended = kvsweep("cache.bits=4", *words.split(), f"results_dir={tmp_path}")
     assert (ended.code, REFUSED[words] in ended.err) == (2, True), ended.err
+    assert not [*tmp_path.rglob("*.lock")]
 
 
 @pytest.mark.parametrize("head_dim", [24, 80, 96])
