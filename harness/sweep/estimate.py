@@ -75,7 +75,7 @@ class TokensLeft:
 
 def saving(lengths: Sequence[int], forks: Sequence[int | None]) -> float:
     """Return the tokens of cells decoded one by one, divided by the tokens of the grid in one batch."""
-    return len(forks) * sum(lengths) / forked_tokens(lengths, forks)
+    return len(forks) * sum(lengths) / max(1, forked_tokens(lengths, forks))  # all texts may be empty
 
 
 def question_tokens(job: Job) -> int:

@@ -32,7 +32,7 @@ from kvsweep.messages.errors import UserError, plain_disk_errors
 from kvsweep.processes.granted import granted_cores
 from kvsweep.run_files import task_status
 from kvsweep.run_files.row_types import Shard
-from kvsweep.run_files.safe_files import make_folder, open_file
+from kvsweep.run_files.safe_files import make_folder, open_file, read_file
 
 # The shares of one process.
 Task = Sequence[Share]
@@ -312,12 +312,12 @@ def _pieces(shares: Sequence[Share], launcher: Launcher) -> list[Share]:
     return pieces
 
 
-def queue(tasks: Sequence[Task], cluster: str = "") -> list[Path]:
+def queue(tasks: Sequence[Task], cluster: str = "") -> dict[Path, str | None]:
     """Mark each share as queued, on a cluster if one is named, unless it runs or is finished.
 
-    Return the status files that were written.
+    Return the files that were changed, with what they held before; None for a new one.
     """
-    written = []
+    earlier = dict[Path, str | None]()
     for share in chain.from_iterable(tasks):
         cells = lacking(share)
         if not cells:
@@ -333,12 +333,14 @@ def queue(tasks: Sequence[Task], cluster: str = "") -> list[Path]:
         with suppress(OSError, ValueError):  # there is no status yet, or a broken one
             if task_status.TaskStatus.read(path).seen(path) == "running":
                 continue
+        job_file = task_status.job_file(job.run_directory, status.task)
         with plain_disk_errors(job.run_directory):
+            for file in (path, job_file):
+                earlier[file] = read_file(file).decode(errors="replace") if file.exists() else None
             # This file names the SLURM job that an earlier command submitted for the task.
-            task_status.job_file(job.run_directory, status.task).unlink(missing_ok=True)
+            job_file.unlink(missing_ok=True)
             status.write(job.run_directory)
-        written.append(path)
-    return written
+    return earlier
 
 
 def logs(tasks: Sequence[Task]) -> Path:

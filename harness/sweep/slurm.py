@@ -33,6 +33,7 @@ from kvsweep.messages.command_line import counted
 from kvsweep.messages.errors import UserError
 from kvsweep.run_files import task_status
 from kvsweep.run_files.row_types import Shard
+from kvsweep.run_files.safe_files import replace_text
 
 # Where a site sets SBATCH_EXPORT=NONE, srun would pass on nothing of what the script sets for the task.
 _PASS_ON = "export SLURM_EXPORT_ENV=ALL"
@@ -90,17 +91,20 @@ class Slurm(Launcher):
         first, _ = rounds[0]
         cluster = slurm_queue.cluster()
         ahead = _jobs_ahead(jobs_of(first), cluster)
-        status_files = queue(first, cluster)
+        earlier = queue(first, cluster)
         for tasks, work in rounds:
             try:
                 submitted = self._submit(tasks, work, ahead)
             except BaseException:
-                # If the first round was not submitted, no task waits; else `status_files` is empty.
-                for path in status_files:
-                    path.unlink(missing_ok=True)
+                # If the first round was not submitted, no task waits; else `earlier` is empty.
+                for path, text in earlier.items():
+                    if text is None:
+                        path.unlink(missing_ok=True)
+                    else:
+                        replace_text(path, text)
                 raise
             ahead = [submitted[0].job_id.partition("_")[0]]  # the array, of 12_0 the 12
-            status_files = []
+            earlier = {}
             print(f"submitted {counted(len(tasks), 'task')} as job {ahead[0]}")
 
     def _submit(self, tasks: Sequence[Task], work: Work, ahead: Sequence[str]) -> list[submitit.Job[None]]:

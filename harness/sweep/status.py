@@ -18,6 +18,7 @@ from datetime import timedelta
 from functools import lru_cache
 from itertools import chain, groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -92,7 +93,8 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
     cells |= _cells_of_tasks(directory, [task for task in tasks if not task.replays])
     # Cells that no task names, as without their status files.
     for stored in stored_cells(directory):
-        if stored.name not in {*cells, *attempts.cells}:
+        is_wanted = only is None or stored.name in only
+        if is_wanted and stored.name not in {*cells, *attempts.cells}:
             with suppress(BrokenCell, OSError, KeyError, TypeError):
                 cells[stored.name] = _cell_without_task(stored)
     # A task may name others, too.
@@ -177,14 +179,16 @@ def _resuming(task: TaskStatus, tasks: Sequence[TaskStatus]) -> list[str]:
 def _seconds_left(tasks: Sequence[TaskStatus]) -> float | None:
     """Return the seconds until all tasks end, at the pace of those that run; None without a pace.
 
-    A sweep replays and decodes one after the other, so the times add up.
+    A sweep replays and decodes one after the other, so the times add up. A task that has just begun has the mean pace
+    of all tasks.
     """
+    mean_pace = fmean([task.pace for task in tasks if task.pace] or [0.0])
     left = Counter[bool]()  # rows to replay by True, tokens to decode by False
     pace = defaultdict[bool, float](float)  # these per second
     for task in tasks:
         if task.state not in AT_WORK:
             continue
-        task_left, task_pace = task.tokens_left, task.pace
+        task_left, task_pace = task.tokens_left, task.pace or mean_pace
         if task.replays:
             replayed, to_replay = _counts(task.cells.values())
             task_left = to_replay - replayed

@@ -803,6 +803,7 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "a column twice": (b"id,correct,correct\na,1,0\n", "has 'correct' twice"),
     "a key twice": (b'{"id": "a", "correct": 1, "correct": 0}\n', ":1 has 'correct' twice"),
     "half a Parquet": (b"PAR1xxxx", "is not a Parquet file that can be read"),
+    "gzip": (b"\x1f\x8b\x08\x00", "is packed by gzip"),
     "half a zip": (b"PK\x03\x04xxxx", "cannot be unpacked"),
     "two scores": (b'{"id": "a", "scores": {"x": {"value": "C"}, "y": {"value": "I"}}}\n', "has the grades x, y"),
     "partial credit": (b'{"id": "a", "scores": {"x": {"value": "P"}}}\n', "has x=P in "),

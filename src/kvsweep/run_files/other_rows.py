@@ -67,6 +67,8 @@ def rows_of_file(path: Path, *, keys: Sequence[str] = ()) -> Iterator[FileRow]:
             yield from _parquet_rows(path)
         elif keys and first_line.startswith((b"PK\3\4", b"PK\5\6")):
             yield from _zip_rows(path, keys[0])
+        elif first_line.startswith(b"\x1f\x8b"):
+            raise UserError(f"{path} is packed by gzip; unpack it.")
         elif first_line.startswith((b"{", b"[")) and is_one_value:
             yield from _json_rows(path, keys)
         elif first_object is not None:

@@ -38,6 +38,7 @@ def test_forked_tokens_by_hand():
     assert forked_tokens([10], [None, None]) == 10
     assert forked_tokens([10], [4]) == 10, "one cell alone saves nothing"
     assert saving([10, 3], [4, 6]) == 2 * 13 / 19
+    assert saving([0, 0], [0, 0]) == 0, "a server's answers may be empty"
 
 
 def test_what_is_stored_already_costs_nothing():

@@ -50,6 +50,16 @@ def test_what_sbatch_refuses_is_one_sentence_and_nothing_waits(kvsweep, tiny, pr
     assert not list((tmp_path / "runs").glob("*/status/*.json"))
 
 
+def test_a_submission_that_fails_keeps_the_status_of_the_task_before(kvsweep, tiny, programs, tmp_path):
+    programs()
+    words = [*tiny, "policy=full", f"results_dir={tmp_path}"]
+    kvsweep(*words)
+    [path] = tmp_path.glob("default/status/*.json")
+    status = path.read_text()
+    assert "cannot submit" in kvsweep(*words, "launcher=slurm", "benchmark.limit=4").err
+    assert path.read_text() == status
+
+
 def test_what_was_typed_beats_variables_of_sbatch_and_of_the_shells_job(kvsweep, tiny, programs, tmp_path, monkeypatch):
     programs(sbatch=f"env > {tmp_path}/seen\nfor last; do :; done; cp $last {tmp_path}/script; exit 1")
     beaten = {"SBATCH_TIMELIMIT": "7", "SBATCH_JOB_NAME": "mine", "SBATCH_CONSTRAINT": "old", "SBATCH_MEM_PER_CPU": "9"}

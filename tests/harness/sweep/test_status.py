@@ -156,13 +156,15 @@ def test_replayed_rows_have_a_pace_of_their_own(tmp_path):
     assert read_sweep(tmp_path).seconds_left is None, "no task decodes yet"
 
 
-def test_a_task_that_has_just_begun_is_left_to_those_with_a_pace(tmp_path):
+def test_a_task_that_has_just_begun_has_the_pace_of_the_others(tmp_path):
     live(tmp_path, "running", {"a": (0, 5)}, tokens_left=600)
-    live(tmp_path, "done", {"b": (5, 5)}, pace=100.0)
     assert read_sweep(tmp_path).seconds_left is None, "nothing was measured yet"
-    live(tmp_path, "running", {"d": (0, 5)}, pace=400.0, tokens_left=600)
+    live(tmp_path, "done", {"b": (5, 5)}, pace=100.0)
+    live(tmp_path, "done", {"c": (5, 5)}, pace=300.0)
     sweep = read_sweep(tmp_path)
-    assert (sweep.seconds_left, sweep.tokens_per_second) == (3, 400)
+    assert (sweep.seconds_left, sweep.tokens_per_second) == (3, 0)
+    live(tmp_path, "running", {"d": (0, 5)}, pace=400.0, tokens_left=600)
+    assert read_sweep(tmp_path).seconds_left == pytest.approx(1200 / (400 + 800 / 3))
 
 
 def test_some_cells_of_a_run(tmp_path):
