@@ -89,7 +89,8 @@ def _other_settings(first: dict[str, Any], second: dict[str, Any]) -> str:
     settings_a = settings_of(first)
     settings_b = settings_of(second)
     texts = []
-    for name in sorted(dict(settings_a.items() ^ settings_b.items())):  # the settings that only one of them has
+    differing = dict(settings_a.items() ^ settings_b.items())  # names and values that only one of them has
+    for name in sorted(differing):
         texts.append(f"{name} ({settings_a.get(name, 'none')} and {settings_b.get(name, 'none')})")
     return ", ".join(texts)
 

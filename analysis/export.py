@@ -16,7 +16,7 @@ from kvsweep.analysis.load import load_problems, load_settings, row_dicts, skipp
 from kvsweep.analysis.report.rendering import render
 from kvsweep.messages.command_line import counted
 from kvsweep.messages.errors import UserError
-from kvsweep.messages.escape import markdown_text
+from kvsweep.messages.escape import as_text, markdown_text
 from kvsweep.run_files import row_types
 from kvsweep.run_files.row_types import Completion, Replay
 from kvsweep.run_files.run_reader import StoredCell
@@ -133,7 +133,7 @@ def _rows(
             values |= {**grade.to_dict(), "correct": grade.outcome == "correct"}
         for name, value in values.items():
             if isinstance(value, str):
-                values[name] = value.encode("utf-8", "replace").decode()
+                values[name] = as_text(value)
         yield values
 
 

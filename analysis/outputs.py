@@ -16,7 +16,7 @@ import pandas as pd
 
 from kvsweep.analysis.answers import plain
 from kvsweep.messages.errors import UserError
-from kvsweep.messages.escape import is_text, visible
+from kvsweep.messages.escape import as_text, is_text, visible
 from kvsweep.run_files.other_rows import rows_of_file
 from kvsweep.run_files.thinking import DEFAULT_TAGS, ending, joined
 
@@ -489,17 +489,18 @@ def _texts(rows: pd.DataFrame, answers: pd.DataFrame, reading: Reading) -> Colum
     def varies(name: str) -> bool:
         return each(rows[name], str).groupby(answers["problem_id"]).nunique().max() > 1
 
-    # Usual columns with a text in some row. A question has one text in all draws of its problem.
+    # Usual columns with a text in some row.
     names = [name for name in _NAMES["text"] if name in rows and str in {*map(type, rows[name])}]
-    names = [*filter(varies, names)] or names
+    if len(names) > 1:
+        # A question has one text in all draws of its problem.
+        names = [*filter(varies, names)] or names
     texts = _meaning("text", rows, reading, lambda column: column.name in names, str)
     texts = each(texts, lambda text: text if isinstance(text, str) else None)
     for row, thought in _first(rows, ["reasoning_content"]).items():
         # The server may have split it off and left it in the text too.
         if isinstance(thought, str) and thought not in (texts[row] or ""):
             texts[row] = joined(thought, texts[row], DEFAULT_TAGS, ended=answers["ending"][row] != "length")
-    # Half of a surrogate pair, which a model may write and pandas refuses, becomes a question mark.
-    return each(texts, lambda text: text and text.encode("utf-8", "replace").decode())
+    return each(texts, lambda text: text and as_text(text))  # pandas refuses half a character
 
 
 def _grades(
@@ -542,7 +543,9 @@ def _grades(
         hint = "name one with --correct NAME (1 right, 0 wrong), or give --grades ours"
         if fitting:
             raise _Refusal(f"has the grades {', '.join(map(visible, fitting))}, which differ: {hint}")
-        raise _Refusal([*faults, f"has no grade: {hint}; it has {visible(', '.join(map(str, rows))):.200}"][0])
+        if faults:
+            raise _Refusal(faults[0])
+        raise _Refusal(f"has no grade: {hint}; it has {visible(', '.join(map(str, rows))):.200}")
     # The name of a filter that does nothing is "none".
     filters = sorted({*map(str, _first(rows, ["filter"]).dropna())} - {"none"})
     score_parts = [grade, *filters] if grade in scores else filters

@@ -64,9 +64,9 @@ class SlotCache(Slots, Cache):
         }
         Cache.__init__(self, layers=[layer_of[kind]() for kind in shape.layer_kinds])
         self.slot_layers = [layer for layer in self.layers if isinstance(layer, SlotLayer)]
-        self.windows = [layer for layer in self.layers if isinstance(layer, WindowLayer)]
+        windows = [layer for layer in self.layers if isinstance(layer, WindowLayer)]
         self.linears = [layer for layer in self.layers if isinstance(layer, LinearLayer)]
-        self._fixed_layers: list[Any] = [*self.windows, *self.linears]
+        self._fixed_layers: list[Any] = [*windows, *self.linears]  # windows first, as `admit` reads a prefill
         self._fixed: list[Tensor] = []  # memory whose size does not depend on the capacity
         for layer in self._fixed_layers:
             self._fixed += layer.tensors
@@ -222,12 +222,13 @@ def slot_attention(
     # More keys than queries: another cache holds earlier tokens, which only a prefill in chunks may have.
     if key.shape[2] > query.shape[2] and prefill is None:
         raise ValueError("a decode step with slot attention needs slot_cache=, the cache that knows each slot's length")
-    for part, place in prefill.parts if prefill is not None else []:
-        heads = query[place], key[place], value[place]
-        if window is None:
-            part.observe(*heads, scaling, s_aux, softcap)
-        else:
-            part.observe_window(*heads, window)
+    if prefill is not None:
+        for part, place in prefill.parts:
+            heads = query[place], key[place], value[place]
+            if window is None:
+                part.observe(*heads, scaling, s_aux, softcap)
+            else:
+                part.observe_window(*heads, window)
     if window is None and s_aux is None and softcap is None:  # all that torch's attention can compute
         return _causal(query, key, value, scaling), None
     prompts = zip(query.transpose(1, 2), key, value, strict=True)

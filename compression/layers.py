@@ -133,11 +133,11 @@ class WindowLayer(_Layer):
             for old, new in zip(self.tensors, self._new, strict=True)
         ]
 
-        def rings(_: Tensor, few_rows: Tensor) -> list[Tensor]:
+        def rings(few: slice) -> list[Tensor]:
             # [tokens, kv_heads, places, head_dim]: a copy of the ring for each token.
-            return [memory[:, few_rows].transpose(0, 1).contiguous() for memory in memories]
+            return [memory[:, rows[few]].transpose(0, 1).contiguous() for memory in memories]
 
-        output, _ = cache.attend_in_steps(rings, query[tokens], lengths[tokens], rows, how=how)
+        output, _ = cache.attend_in_steps(rings, query[tokens], lengths[tokens], how)
         # Of a chunk longer than the window, only the newest rows have a place.
         self._write(slice(max(tokens.start, tokens.stop - self.window), tokens.stop))
         return output

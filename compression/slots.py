@@ -194,17 +194,19 @@ class Slots:
         """Record a layer's attention of a piece: query [tokens, q_heads, head_dim], mass [tokens, kv_heads, rows]."""
 
     def attend_in_steps(
-        self, rows_of: Callable[..., Iterable[Tensor]], query: Tensor, *columns: Tensor, how: Mapping[str, Any]
+        self, rows_of: Callable[[slice], Iterable[Tensor]], query: Tensor, lengths: Tensor, how: Mapping[str, Any]
     ) -> Attended:
         """Attend in decode steps, one for each token, so that the result rounds as in single steps.
 
-        query [tokens, q_heads, head_dim]; the first of the `columns`, [tokens, ...] each, is the tokens' lengths.
-        `rows_of` returns keys, values and scales, if there are any, for the columns of a few tokens.
+        query [tokens, q_heads, head_dim], lengths [tokens]. `rows_of` returns keys, values and scales, if there are
+        any, for a few of the tokens.
         """
         parts = []
-        for few_queries, *few in zip(*(column.split(_COPIED_TOKENS) for column in (query, *columns)), strict=True):
-            keys, values, *scales = rows_of(*few)
-            parts.append(self.operations.decode_attention(few_queries, keys, values, few[0], scales=scales, **how))
+        for begin in range(0, len(query), _COPIED_TOKENS):
+            few = slice(begin, begin + _COPIED_TOKENS)
+            keys, values, *scales = rows_of(few)
+            part = self.operations.decode_attention(query[few], keys, values, lengths[few], scales=scales, **how)
+            parts.append(part)
         return joined(parts)
 
     def _set_length(self, slot: int, length: int) -> None:

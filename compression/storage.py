@@ -134,13 +134,13 @@ class WholeRows(Storage):
             rows = self.read(layer, piece.slots.start, int(cache.lengths[piece.slots.start]))
             return cache.operations.chunk_attention(query, *rows, **arguments)
 
-        def copied(few_lengths: Tensor) -> list[Tensor]:
-            copies = [rows.expand(len(few_lengths), -1, -1, -1) for rows in (keys, values, *scales)]
+        def copied(few: slice) -> list[Tensor]:
+            copies = [rows.expand(len(lengths[few]), -1, -1, -1) for rows in (keys, values, *scales)]
             # torch's product would copy expanded rows itself, into another memory layout, and may then round
             # differently.
             return copies if cache.ragged else [rows.contiguous() for rows in copies]
 
-        return cache.attend_in_steps(copied, query, lengths, how=how)
+        return cache.attend_in_steps(copied, query, lengths, how)
 
     def keep(self, slot: int, keep: Tensor) -> None:
         self.cache.operations.compact_layers([tensor[slot] for tensor in self.tensors], keep)
@@ -285,11 +285,11 @@ class _Packing(Storage):
         """
         rows = torch.arange(packed.shape[2], device=counts.device)
 
-        def seen(_: Tensor, few_counts: Tensor) -> Tensor:
-            is_packed = (rows < few_counts[..., None])[None, ..., None]  # [1, tokens, kv_heads, rows, 1]
+        def seen(few: slice) -> Tensor:
+            is_packed = (rows < counts[few][..., None])[None, ..., None]  # [1, tokens, kv_heads, rows, 1]
             return torch.where(is_packed, packed[:, None], whole[:, None]).contiguous()
 
-        return self.cache.attend_in_steps(seen, query, lengths, counts, how=how)
+        return self.cache.attend_in_steps(seen, query, lengths, how)
 
 
 class PackedRows(_Packing):

@@ -425,7 +425,7 @@ def _sentence(name: str, verdict: Verdict, control: str | None) -> str:
     if test.population == "these":  # else the interval above is the one for new problems
         on_new = replace(test, population="like_these")
         low = on_new.lower_end(LEVEL)
-        high = -on_new.opposite.lower_end(LEVEL)
+        high = on_new.upper_end(LEVEL)
         parts.append(f"on new problems {notation.interval(low, high, signed=True)}")
     missing = np.isnan(test.pairs).all(axis=1).sum()
     if missing:

@@ -22,9 +22,11 @@ COLUMNS = constexpr(1024)
 def add_norm(states: Tensor, update: Tensor | None, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """Do `kernels.pointwise.add_norm`."""
     states = states.contiguous()
-    total, normed = states, torch.empty_like(states)
+    normed = torch.empty_like(states)
+    total = states
     if update is not None:
-        total, update = torch.empty_like(states), update.contiguous()
+        total = torch.empty_like(states)
+        update = update.contiguous()
     width = states.shape[1]
     _add_norm[(len(states),)](states, update, weight, total, normed, width, epsilon, **row_block(width))
     return total, normed

@@ -196,7 +196,7 @@ def decode_attention(
     if keys.itemsize == 1 or (keys.itemsize == 2 and keys.device.type == "cpu"):
         # `unseen` is not passed on: it is made again for the few slots that are widened together.
         attend = partial(decode_attention, scaling=scaling, return_mass=return_mass, sinks=sinks, softcap=softcap)
-        return _attend_widened(attend, query, keys, values, lengths, *scales)
+        return _attend_widened(attend, query, keys, values, lengths, scales)
     slots, kv_heads, capacity, head_dim = keys.shape
     grouped = query.reshape(slots, kv_heads, -1, head_dim)  # [slots, kv_heads, group, head_dim]
     group = grouped.shape[2]
@@ -222,13 +222,17 @@ def unseen_rows(lengths: Tensor, rows: int) -> Tensor:
     return torch.where(dead, float("-inf"), 0.0)
 
 
-def _attend_widened(attend: Callable[..., Attended], query: Tensor, keys: Tensor, *others: Tensor) -> Attended:
-    """Attend in float32 over 16-bit or fp8 rows, a few slots at a time; 16-bit products on a CPU would round logits.
-
-    `others` are the values and the lengths, then the scales of keys and values if they have scales.
-    """
+def _attend_widened(
+    attend: Callable[..., Attended],
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    scales: Sequence[Tensor],
+) -> Attended:
+    """Attend in float32 over 16-bit or fp8 rows, a few slots at a time; 16-bit products on a CPU would round logits."""
     few = max(1, _WIDENED_NUMBERS // keys[0].numel())  # slots
-    columns = [tensor.split(few) for tensor in (query, keys, *others)]
+    columns = [tensor.split(few) for tensor in (query, keys, values, lengths, *scales)]
     parts = []
     for few_queries, few_keys, few_values, few_lengths, *few_scales in zip(*columns, strict=True):
         wide = _wide(few_queries)

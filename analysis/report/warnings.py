@@ -258,6 +258,8 @@ def other_models(run: Run) -> Iterator[str]:
         # Such as "provider A and B": the answers name each maker.
         several = [f"{name} {' and '.join(record[name])}" for name in ROUTED if len(record.get(name, ())) > 1]
         is_other_model = model and full_model and model != full_model
+        # Folders or an owner before a name are no part of it.
+        is_unrequested = model and PurePosixPath(model).name != PurePosixPath(row.requested).name
         if several or record.get("provider") != row.record_full.get("provider"):
             names = ", ".join(several) or "another provider than those of the full setting"
             difference = f"its answers name {names}"
@@ -266,13 +268,8 @@ def other_models(run: Run) -> Iterator[str]:
         elif row.requested == row.requested_full and is_other_model:
             difference = f"its answers are of the model {model}, and of {full_model} with the full setting"
             hint = "Start both servers with one model, or give each setting its engine.model if they shall differ"
-        # If all settings ask for one model, its name at the server may be another one. Folders or an owner before a
-        # name are no part of it.
-        elif (
-            models_of_condition[row.condition] > 1
-            and model
-            and PurePosixPath(model).name != PurePosixPath(row.requested).name
-        ):
+        # If all settings ask for one model, its name at the server may be another one.
+        elif models_of_condition[row.condition] > 1 and is_unrequested:
             difference = f"asked for engine.model={row.requested}, its answers are of the model {model}"
             hint = "Start the server with the model that is asked for, or ask for the one that it has"
         else:

@@ -186,7 +186,7 @@ def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, groups: Gro
     diff_low, diff_high = decision.low, decision.high
     if plan.population == "these":
         diff_low = test.lower_end(level)
-        diff_high = -test.opposite.lower_end(level)
+        diff_high = test.upper_end(level)
     draws_to_hold, problems_to_hold = math.nan, math.nan
     if noninferiority.can_lose(full, plan.margin):
         draws_to_hold = test.draws_to_hold(plan.margin, level)

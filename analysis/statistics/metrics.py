@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.load import Run, load_texts
+from kvsweep.analysis.load import COUNTS, Run, load_texts
 from kvsweep.analysis.statistics.against_full import decide_cells
 from kvsweep.analysis.statistics.inference import LEVEL, pass_at_k
 from kvsweep.analysis.statistics.pass_at_1 import mean_and_error
@@ -358,6 +358,10 @@ def _completion_means(run: Run) -> pd.DataFrame:
     fixed_rows = _sizes(completions["cell_id"], run.provenance)["fixed_rows"]
     unpacked_rows = run.cells.set_index("cell_id")["unpacked_rows"]
     unpacked = completions["cell_id"].astype("str").map(unpacked_rows).astype("float64")
+    # The mean of num_tokens has another name, and that of prompt_tokens says nothing.
+    means = {"mean_tokens": completions["num_tokens"]}
+    for name in (*COUNTS[2:], "evictions"):
+        means[f"mean_{name}"] = completions[name]
     rows = completions.assign(
         # Quantized rows exist once a cache is longer than what stays unpacked; missing without quantization. These are
         # floats, because truth values beside missing ones have no mean.
@@ -366,17 +370,13 @@ def _completion_means(run: Run) -> pd.DataFrame:
         not_finite=completions["stop_reason"] == "not_finite",
         # Missing in a server's texts.
         evicted=(completions["evictions"] > 0).where(completions["evictions"].notna()).astype("float64"),
-        mean_tokens=completions["num_tokens"],
-        mean_thinking_tokens=completions["thinking_tokens"],
-        mean_peak_length=completions["peak_length"],
-        mean_evictions=completions["evictions"],
         # The last token is drawn but never enters the cache.
         full_length=completions["prompt_tokens"] + completions["num_tokens"] - 1 + fixed_rows,
         own_length=completions["peak_length"] + fixed_rows,
+        **means,
     ).join(cache_rows(completions))
     of_cell = rows.groupby("cell_id", observed=True)
-    columns = ["hit_limit", "not_finite", "mean_tokens", "mean_thinking_tokens", "mean_peak_length", "mean_evictions"]
-    table = of_cell[[*columns, "evicted", "packed", "full_length", "own_length"]].mean()
+    table = of_cell[["hit_limit", "not_finite", *means, "evicted", "packed", "full_length", "own_length"]].mean()
     # As in cells.csv behind mean_peak_length.
     table.insert(5, "max_peak_length", of_cell["peak_length"].max())
     # A text that ends not finite has all its tokens in the cache, one more than `full_length` counts.

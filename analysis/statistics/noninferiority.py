@@ -122,7 +122,7 @@ def decide_tests(
         adjusted = min(1.0, max(adjusted, remaining * looks * p_loses[name]))
         remaining -= 1
         low = test.lower_end(level)
-        high = -test.opposite.lower_end(level / divisor)
+        high = test.upper_end(level / divisor)
         is_safe = losable and low > -margin
         if is_safe:
             label: Label = "small loss" if high < 0 else "safe"
@@ -313,6 +313,10 @@ class PairedTest:
             return math.log(max(self.p_above(value), level**2) / level)
 
         return optimize.brentq(height, self.difference, -1.0, xtol=1e-9)
+
+    def upper_end(self, level: float) -> float:
+        """The upper end of the interval, the highest difference that is not rejected."""
+        return -self.opposite.lower_end(level)
 
     def draws_to_hold(self, margin: float, level: float = LEVEL) -> int:
         """The draws per problem that make a lossless cell safe with 90% chance, for `these` problems."""

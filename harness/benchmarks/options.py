@@ -27,10 +27,10 @@ def option_orders(ids: Sequence[str], seed: int, rule: OptionOrder = "balanced")
     if rule != "balanced":
         numbers = random.Random(seed)
         for problem_id in ids:
-            order = [1, 2, 3, 0]  # NeMo-Skills appends the right option to the wrong ones
             if rule == "simple_evals":
                 order = numbers.sample(range(4), 4)
             else:
+                order = [1, 2, 3, 0]  # NeMo-Skills appends the right option to the wrong ones
                 numbers.shuffle(order)
             orders[problem_id] = tuple(order)
         return orders

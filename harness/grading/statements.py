@@ -380,8 +380,10 @@ def _bold_letter(tail: str) -> str | None:
             if letter:
                 letters.append(letter)
                 last_line, last_bold = line, bold
+    if not letters:
+        return None
     is_only_letter = len({*letters}) == 1
-    is_at_end = letters and tail.rstrip(" .!\n").endswith(f"**{last_bold}**")
+    is_at_end = tail.rstrip(" .!\n").endswith(f"**{last_bold}**")
     if _WRONG.search(last_line) or not (is_only_letter or is_at_end):
         return None
     return letters[-1]

@@ -286,10 +286,10 @@ def _is_whole(value: Any) -> bool:
 
 def _bits(value: Any) -> float:
     """The bits of a fraction's longer part, or the binary exponent of a number of mpmath."""
-    from mpmath import mag
-
     if isinstance(value, Fraction):
         return max(value.numerator.bit_length(), value.denominator.bit_length())
+    from mpmath import mag
+
     return float(mag(value))
 
 

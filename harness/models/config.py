@@ -20,11 +20,9 @@ ROLES = ("bos", "eos", "user", "assistant")
 
 # The call by which a template asks for today's date, and the files beside *.jinja that may hold a template.
 _DATE, _TEMPLATES = "strftime_now", ("tokenizer_config.json", "chat_template.json")
-_CHECKPOINT_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
-
-
 # What kvsweep itself passes to a chat template.
-_NOT_VARIABLES = {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "strftime_now"}
+_NOT_VARIABLES = {"messages", "tools", "documents", "chat_template", "add_generation_prompt", _DATE}
+_CHECKPOINT_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
 
 
 @dataclass(frozen=True, kw_only=True)

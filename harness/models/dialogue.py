@@ -19,6 +19,7 @@ from kvsweep.harness.models.chat import ControlTokens, any_of
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.hub import first_line
 from kvsweep.messages.errors import UserError
+from kvsweep.messages.escape import as_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -77,7 +78,7 @@ class Dialogue:
         No part of the message becomes a control token.
         """
         # A stored question may hold half a character, which a tokenizer refuses.
-        prompt = prompt.encode(errors="replace").decode()
+        prompt = as_text(prompt)
         text = self.asked(prompt)
         # A template writes its special tokens in `text`; without one the tokenizer adds some that `text` has not.
         adds = self.config.chat_template == "none"

@@ -225,14 +225,14 @@ def _layers(facts: _Facts, family: str) -> tuple[list[LayerKind], int | None]:
         window = None
     if family == "olmoe" and window is not None:
         raise _refused(family, f"sliding_window={window}, which its attention takes and its masks ignore")
-    kinds = dict(_FULL)
     types = ["full_attention"] * count
     if family in _TYPED or family in _LINEAR:
         types = facts["layer_types"] or types
     elif family in _WINDOWED and window is not None:
-        types = [*_WINDOW] * count
+        types = ["sliding_attention"] * count
     if len(types) != count:
         raise _refused(family, f"{len(types)} layer_types for {count} layers")
+    kinds = dict(_FULL)  # by the names that this family's code knows
     if family in _TYPED or family in _WINDOWED:
         kinds |= _WINDOW
     if family in _LINEAR:

@@ -169,7 +169,9 @@ def evaluate(settings: PredictorSettings) -> dict[str, Any]:
             f"{recipe.head} was fitted to other traces, or with recipe.held_out={card.get('held_out')}: "
             "run kvsweep predictor train again."
         )
-    measures = []  # of each trace: a share for each of DEPTHS, the correlation, and true and predicted means of tenths
+    shares = []  # of each trace, for each of DEPTHS
+    correlations = []
+    tenths = []  # of each trace, the true and the predicted means, [2, BINS]
     for trace in open_shards(recipe, manifest):
         if not trace.held_out:
             continue
@@ -180,18 +182,21 @@ def evaluate(settings: PredictorSettings) -> dict[str, Any]:
             continue
         goal = goal[has_label]
         scores = head(hidden[has_label].float())
-        means = [float(tenth.mean()) for tenth in (*goal.tensor_split(BINS), *scores.tensor_split(BINS))]
-        measures.append([*shares_of_top(goal, scores), spearmanr(goal, scores).statistic, *means])
-    if not measures:
+        shares.append(shares_of_top(goal, scores))
+        correlations.append(spearmanr(goal, scores).statistic)
+        true_means = [float(tenth.mean()) for tenth in goal.tensor_split(BINS)]
+        predicted_means = [float(tenth.mean()) for tenth in scores.tensor_split(BINS)]
+        tenths.append([true_means, predicted_means])
+    if not shares:
         raise UserError(f"{recipe.labels} holds out no trace of {2 * BINS} tokens: train with a lower recipe.held_out.")
-    shares, [correlation], tenths = np.split(np.mean(measures, axis=0).round(4), [len(DEPTHS), len(DEPTHS) + 1])
+    mean_shares = np.mean(shares, axis=0).round(4)
     result = {
-        "held_out_traces": len(measures),
+        "held_out_traces": len(shares),
         "true_top_20_percent_found_in_predicted_top": {
-            f"{depth:.0%}": share for depth, share in zip(DEPTHS, shares, strict=True)
+            f"{depth:.0%}": share for depth, share in zip(DEPTHS, mean_shares, strict=True)
         },
-        "rank_correlation": correlation,
-        "calibration_by_tenth_of_thinking_true_predicted": tenths.reshape(2, BINS).T.tolist(),
+        "rank_correlation": np.mean(correlations).round(4),
+        "calibration_by_tenth_of_thinking_true_predicted": np.mean(tenths, axis=0).round(4).T.tolist(),
     }
     (recipe.head / "eval.json").write_text(json.dumps(result, indent=2) + "\n")
     return result

@@ -92,9 +92,10 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
         cell.finished = cell.expected = 0
     cells |= _cells_of_tasks(directory, [task for task in tasks if not task.replays])
     # Cells that no task names, as without their status files.
+    named = {*cells, *attempts.cells}
     for stored in stored_cells(directory):
         is_wanted = only is None or stored.name in only
-        if is_wanted and stored.name not in {*cells, *attempts.cells}:
+        if is_wanted and stored.name not in named:
             with suppress(BrokenCell, OSError, KeyError, TypeError):
                 cells[stored.name] = _cell_without_task(stored)
     # A task may name others, too.

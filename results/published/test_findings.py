@@ -13,13 +13,9 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from kvsweep.analysis.notation import policy_title
-from kvsweep.analysis.statistics.noninferiority import beyond_control, decide_grid, paired_test, power
+from kvsweep.analysis.statistics.noninferiority import beyond_control, decide, decide_grid, paired_test, power
 
 PUBLISHED = Path(__file__).resolve().parent
-
-
-def decide(cell, full, **options):
-    return decide_grid({"cell": cell}, full, **options)["cell"]
 
 
 def said(page: str) -> str:

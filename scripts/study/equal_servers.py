@@ -14,7 +14,7 @@ from typing import get_args
 
 import numpy as np
 
-from kvsweep.analysis.statistics.noninferiority import Label, Population, beyond_control, decide_grid, paired_test
+from kvsweep.analysis.statistics.noninferiority import Label, Population, beyond_control, decide, paired_test
 
 # Problems, draws, the shapes of the Beta distribution of the problems' chances, what the labels are about.
 CASES: dict[str, tuple[int, int, float, float, Population]] = {
@@ -36,7 +36,7 @@ def called(
     for _ in range(pairs):
         chances = rng.beta(*shape, problems)[:, None]
         full, control, other = (rng.random((3, problems, draws)) < chances).astype(float)
-        counts[decide_grid({"other": other}, full, population=population)["other"].label] += 1
+        counts[decide(other, full, population=population).label] += 1
         test = paired_test(other, full, population)
         counts["beyond control"] += len(beyond_control({"other": test}, {"other": other}, full, control))
         counts["answers that flip"] += int(np.abs(control - full).sum())

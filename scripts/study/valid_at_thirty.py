@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 from scipy import special, stats
 
-from kvsweep.analysis.statistics.noninferiority import LEVEL, MARGIN, decide_grid, power
+from kvsweep.analysis.statistics.noninferiority import LEVEL, MARGIN, decide, power
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "results/published"
 SIZES = ((30, 1), (30, 8), (60, 8), (198, 4))
@@ -155,8 +155,8 @@ def _label(won: int, lost: int, problems: int, draws: int) -> str:
     cell, full = np.ones((2, problems * draws))  # a baseline with answers to lose
     full[:won], cell[won : won + lost] = 0, 0
     population = "these" if draws > 1 else "like_these"
-    grid = {"cell": cell.reshape(problems, draws)}
-    return OURS[decide_grid(grid, full.reshape(problems, draws), population=population)["cell"].label]
+    shape = (problems, draws)
+    return OURS[decide(cell.reshape(shape), full.reshape(shape), population=population).label]
 
 
 def ours_elsewhere(case: Case) -> np.ndarray:
@@ -169,7 +169,7 @@ def ours_elsewhere(case: Case) -> np.ndarray:
 def _label_elsewhere(net: tuple[int, ...], draws: int) -> str:
     won = np.array(net)[:, None]
     cell, full = (np.arange(draws) >= -won).astype(float), (np.arange(draws) >= won).astype(float)
-    return OURS[decide_grid({"cell": cell}, full, population="like_these")["cell"].label]
+    return OURS[decide(cell, full, population="like_these").label]
 
 
 def clustered_t(case: Case) -> np.ndarray:

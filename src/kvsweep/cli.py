@@ -21,7 +21,6 @@ from typing import Any
 import click
 from click import option
 from click.shell_completion import CompletionItem, shell_complete
-from click.types import FuncParamType
 
 from kvsweep.annexes import annex
 from kvsweep.messages.command_line import GOES_ON, check_engine, did_you_mean, one_sentence
@@ -143,17 +142,23 @@ def _find_temporary_folder() -> None:
         os.environ["TMPDIR"] = _SHARED_MEMORY
 
 
-def _place(text: str) -> Path:
+class _Place(click.Path):
     """A path; a shell leaves the `~` of `--out=~/x` as it is."""
-    return Path(at_home(text))
+
+    def convert(self, value: Any, *arguments: Any) -> Path:
+        return Path(at_home(str(value)))
 
 
-def _new_file(text: str) -> Path:
+class _File(_Place):
     """A file to write, in a folder that is there."""
-    path = _place(text)
-    if path.is_dir() or not path.parent.is_dir():
-        raise click.BadParameter(f"{path} is a folder, or would lie in none: name a file in a folder that is there.")
-    return path
+
+    def convert(self, value: Any, *arguments: Any) -> Path:
+        path = super().convert(value)
+        if path.is_dir() or not path.parent.is_dir():
+            raise click.BadParameter(
+                f"{path} is a folder, or would lie in none: name a file in a folder that is there."
+            )
+        return path
 
 
 class _Number(click.FloatRange):
@@ -164,11 +169,9 @@ class _Number(click.FloatRange):
         return number
 
 
-_PLACE, _FILE = FuncParamType(_place), FuncParamType(_new_file)
+_PLACE, _FILE = _Place(), _File()
 _PLACE.name = "dir"  # what the help shows as its value
 _FILE.name = "file"
-# A shell completes paths itself.
-_PLACE.shell_complete = _FILE.shell_complete = click.Path().shell_complete  # type: ignore[method-assign]
 _POINTS = _Number(0, 100, min_open=True, max_open=True)
 _directory = click.argument("directory", metavar=_DIR, type=_PLACE)
 _overrides = click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)

@@ -21,7 +21,7 @@ from scipy import stats
 
 from kvsweep.analysis.answers import counted_share
 from kvsweep.analysis.outputs import Reading, read_outputs
-from kvsweep.analysis.statistics.noninferiority import decide_grid
+from kvsweep.analysis.statistics.noninferiority import decide
 from kvsweep.messages.errors import UserError
 
 # Written by these programs at these versions, on two questions: inspect_ai with its mock model, two epochs, and
@@ -462,7 +462,7 @@ def test_thirty_problems_asked_once_and_eight_times(judge, tmp_path):
 def test_the_label_of_greedy_answers_is_about_problems_like_these(lost, judge, tmp_path):
     """One draw, and copies of one: there are no gains, so that the lower end is that of Clopper and Pearson."""
     low = -100 * stats.beta.ppf(0.975, lost + 1, 100 - lost)
-    found = decide_grid({"": np.arange(100)[:, None] >= lost}, np.ones((100, 1)), population="like_these")[""]
+    found = decide(np.arange(100)[:, None] >= lost, np.ones((100, 1)), population="like_these")
     for draws in (1, 3):
         full, other = ([one | {"text": one["id"]} for one in rows(100, draws, wrong)] for wrong in (0, lost))
         code, out, _ = judge(*write_all(tmp_path, full=full, other=other))

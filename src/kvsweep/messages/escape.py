@@ -80,3 +80,8 @@ def folder_below(parent: str, name: str) -> Path:
 def is_text(text: str) -> bool:
     """False if the text contains half a character (a lone surrogate), which no report file can store."""
     return not any("\ud800" <= sign <= "\udfff" for sign in text)
+
+
+def as_text(text: str) -> str:
+    """Return the text with `?` for half a character (a lone surrogate), which a model may write."""
+    return text.encode(errors="replace").decode()

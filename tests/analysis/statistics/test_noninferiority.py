@@ -14,6 +14,7 @@ from statsmodels.stats.multitest import multipletests
 from kvsweep.analysis.statistics.noninferiority import (
     PairedTest,
     Population,
+    decide,
     decide_grid,
     decide_rounds,
     hold_in_search,
@@ -22,10 +23,6 @@ from kvsweep.analysis.statistics.noninferiority import (
 )
 
 POPULATIONS: tuple[Population, ...] = ("these", "like_these")
-
-
-def decide(cell, full, **options):
-    return decide_grid({"cell": cell}, full, **options)["cell"]
 
 
 def paired(won: int, lost: int, size: int) -> tuple[np.ndarray, np.ndarray]:
